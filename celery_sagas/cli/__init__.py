@@ -13,6 +13,8 @@ from celery_sagas.cli.rename import rename
 from celery_sagas.cli.replay import replay
 from celery_sagas.cli.schema import schema
 from celery_sagas.cli.show import show
+from celery_sagas.cli.stats import stats
+from celery_sagas.cli.stuck import stuck
 from celery_sagas.cli.timeline import timeline
 from celery_sagas.worker.process import control
 
@@ -36,4 +38,6 @@ sagas.add_command(rename)
 sagas.add_command(replay)
 sagas.add_command(schema)
 sagas.add_command(show)
+sagas.add_command(stats)
+sagas.add_command(stuck)
 sagas.add_command(timeline)

@@ -14,6 +14,7 @@ from celery_sagas.cli.app import opened
 from celery_sagas.clock import time_s
 from celery_sagas.core.requests.requests import UNDONE
 from celery_sagas.errors import SagaError, StoreUnavailable
+from celery_sagas.operate.groups import GROUPED, Group, grouped
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.worker.failures.dead_letters import tries_of
@@ -24,8 +25,6 @@ from celery_sagas.worker.runtime import Runtime
 _PAGE = 500
 _COLUMNS = ("ID", "SINCE", "TASK", "KEY", "ERROR")
 _GROUP_COLUMNS = ("TASK", "ERROR", "DEAD LETTERS", "NEWEST", "OLDEST")
-#: How many dead letters ``groups`` looks at.
-_GROUPED = 10_000
 _IDS = click.argument("ids", nargs=-1, metavar="[ID]...")
 _ALL = click.option("--all", "everything", is_flag=True, help="All dead letters that there are now.")
 _TASK = click.option("--task", metavar="NAME", help="Those of a task, or of an aggregator.")
@@ -89,14 +88,14 @@ def groups(context: click.Context, /, as_json: bool, **wanted: Any) -> None:
     """Count the dead letters by task and error, those with the most first; it looks at the newest 10,000."""
     with opened(context) as runtime:
         kept = _Kept(runtime, _PAGE)
-        found = list(islice(kept.wanted(_Wanted(**wanted)), _GROUPED + 1))
-        grouped = _grouped(found[:_GROUPED])
+        found = list(islice(kept.wanted(_Wanted(**wanted)), GROUPED + 1))
+        counted = grouped(found[:GROUPED])
         if as_json:
-            tables.print_json(map(_Group._asdict, grouped))
+            tables.print_json(map(Group._asdict, counted))
         else:
-            kept.print_table(_GROUP_COLUMNS, list(map(_group_row, grouped)))
-        if len(found) > _GROUPED:
-            click.echo(f"There are more: these are the newest {_GROUPED:,}.", err=True)
+            kept.print_table(_GROUP_COLUMNS, list(map(_group_row, counted)))
+        if len(found) > GROUPED:
+            click.echo(f"There are more: these are the newest {GROUPED:,}.", err=True)
         kept.report()
 
 
@@ -197,25 +196,6 @@ class _Kept:
             self._away.append(exc)
 
 
-class _Group(NamedTuple):
-    """The dead letters of one task with one error."""
-
-    task: str
-    error: str
-    dead_letters: int
-    newest: int
-    oldest: int
-
-
-def _grouped(found: Sequence[DeadLetter]) -> list[_Group]:
-    """Return the groups of dead letters that come newest first."""
-    times: dict[tuple[str, str], list[int]] = {}
-    for each in found:
-        times.setdefault((each.task, each.error), []).append(each.at)
-    groups = [_Group(task, error, len(at), max(at), min(at)) for (task, error), at in times.items()]
-    return sorted(groups, key=lambda group: -group.dead_letters)
-
-
 def _chosen(kept: _Kept, ids: Sequence[str], everything: bool, wanted: _Wanted) -> Sequence[str]:
     """Return the named ids, or those of all dead letters in the order in which they failed: an answer before its failure."""
     if [bool(ids), everything, any(each is not None for each in wanted)].count(True) != 1:
@@ -261,7 +241,7 @@ def _row(dead_letter: DeadLetter) -> tables.Row:
     return (dead_letter.id, tables.time(dead_letter.at), dead_letter.task, dead_letter.key, dead_letter.error)
 
 
-def _group_row(group: _Group) -> tables.Row:
+def _group_row(group: Group) -> tables.Row:
     return group.task, group.error, f"{group.dead_letters:,}", tables.time(group.newest), tables.time(group.oldest)
 
 

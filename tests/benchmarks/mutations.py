@@ -381,7 +381,7 @@ REQUESTS = (
     Mutation(
         "requests",
         "core/pending.py",
-        "        if request.row and came != ReplyKind.DEADLINE:\n            self.cancelled.append(request.row)\n",
+        "        if request.row:\n            self.cancelled.append(request.row)\n",
         "",
         "The deadline of a request that was answered leaves the outbox with the answer's commit.",
     ),

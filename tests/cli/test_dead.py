@@ -457,7 +457,7 @@ class TestSelections:
         (group,) = map(json.loads, run(app, "dead", "groups", "--json", "--task", "order.pay").output.splitlines())
         assert (group["task"], group["error"], group["dead_letters"]) == ("order.pay", "Boom", 1)
         assert group["newest"] == group["oldest"] > 0
-        monkeypatch.setattr(import_module("celery_sagas.cli.dead"), "_GROUPED", 3)
+        monkeypatch.setattr(import_module("celery_sagas.cli.dead"), "GROUPED", 3)
         assert "There are more: these are the newest 3." in run(app, "dead", "groups").output
 
     def test_no_groups(self, app: Celery) -> None:

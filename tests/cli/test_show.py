@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -61,6 +62,10 @@ def shop(definitions: None) -> Any:
         order.schedule(remind, after=1.5 * 3600, name="delivery")
 
     @Order.handles
+    def fall_behind(order: Order, order_id: str) -> None:
+        order.schedule(remind, at=datetime.now(UTC) - timedelta(hours=1), name="delivery")
+
+    @Order.handles
     def remind(order: Order) -> None: ...
 
     @Order.handles
@@ -93,7 +98,9 @@ def shop(definitions: None) -> Any:
     @Parcel.starts
     def pack(parcel: Parcel, region: str, number: int) -> None: ...
 
-    return SimpleNamespace(place=place, ask=ask, ship=ship, explode=explode, end=end, pack=pack, Order=Order)
+    return SimpleNamespace(
+        place=place, fall_behind=fall_behind, ask=ask, ship=ship, explode=explode, end=end, pack=pack, Order=Order
+    )
 
 
 def show(app: Celery, *words: str) -> str:
@@ -214,6 +221,15 @@ class TestEachStore:
         assert verdict(app) == "overdue"
         assert "the outbox does not have it any more" in show(app, "order", "1")
         assert " → order.remind  row gone" in show(app, "order", "1")
+
+    def test_timeout_that_waits_in_a_queue(self, app: Celery, shop: Any, worker: Worker) -> None:
+        shop.place("1")
+        shop.fall_behind.delay("1")
+        worker.one()
+        assert verdict(app) == "overdue"
+        assert "and has not been handled: it is in a queue, or the broker has lost it." in show(app, "order", "1")
+        worker.run()
+        assert verdict(app) == "idle"
 
     def test_message_that_is_not_published(self, app: Celery, shop: Any) -> None:
         """That an instance has sent it is known by the journal."""

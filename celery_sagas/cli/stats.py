@@ -1,0 +1,97 @@
+"""``celery sagas stats``: how many instances, messages and dead letters there are."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import click
+
+from celery_sagas.cli import tables
+from celery_sagas.cli.app import opened
+from celery_sagas.core.saga import SagaDefinition
+from celery_sagas.errors import StoreUnavailable
+from celery_sagas.operate.spans import span
+from celery_sagas.stores.ports import Backend
+from celery_sagas.worker.runtime import Runtime
+
+#: Where counts stop: operators need no more, and each counts what it returns.
+_COUNTED = 10_000
+_SAGAS = ("SAGA", "INSTANCES", "OLDEST CHANGE")
+_BACKENDS = ("BACKEND", "DUE", "OLDEST DUE", "NOT HANDLED OR FAILED", "DEAD LETTERS")
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object in each line: of a saga, or of a backend.")
+@click.pass_context
+def stats(context: click.Context, as_json: bool) -> None:
+    """Count the instances of each saga, and in each backend the messages in the outbox and the dead letters.
+
+    Messages that are DUE are about to be published. The next column counts those that were not handled yet, or have failed.
+    """
+    with opened(context) as runtime:
+        facts, away = _facts(runtime)
+    if as_json:
+        tables.print_json(facts)
+    else:
+        _print(facts)
+    for error in away:
+        click.echo(f"Error: {tables.block(str(error))}", err=True)
+    if away:
+        raise click.exceptions.Exit(1)
+
+
+def _facts(runtime: Runtime) -> tuple[list[dict[str, Any]], list[StoreUnavailable]]:
+    """Return what is known of each saga and backend, and the errors of the backends that are away."""
+    facts, away = list[dict[str, Any]](), list[StoreUnavailable]()
+    for backend in runtime.backends:
+        try:
+            facts += [*_of_sagas(backend, runtime.backends.sagas_in(backend)), _of_backend(backend)]
+        except StoreUnavailable as exc:
+            away.append(exc)
+    return facts, away
+
+
+def _of_sagas(backend: Backend, sagas: Sequence[SagaDefinition]) -> Iterator[dict[str, Any]]:
+    now = backend.outbox.time()
+    for saga in sagas:
+        if not backend.has_instances:
+            yield {"saga": saga.name, "instances": sum(backend.sagas.count(saga.names).values()), "oldest_change_ms": None}
+            continue
+        count = sum(backend.instances.count(name, _COUNTED + 1) for name in saga.names)
+        oldest = [page.instances[0].updated_at for name in saga.names if (page := _oldest(backend, name)).instances]
+        yield {"saga": saga.name, "instances": count, "oldest_change_ms": now - min(oldest) if oldest else None}
+
+
+def _oldest(backend: Backend, name: str) -> Any:
+    return backend.instances.page(name, 1, oldest_first=True)
+
+
+def _of_backend(backend: Backend) -> dict[str, Any]:
+    tally, now = backend.outbox.tally(_COUNTED + 1), backend.outbox.time()
+    oldest = now - tally.oldest_due_at if tally.oldest_due_at else None
+    return {
+        "backend": backend.url,
+        "due": tally.due,
+        "oldest_due_ms": oldest,
+        "tried": tally.tried,
+        "dead_letters": backend.dead.count(),
+    }
+
+
+def _print(facts: Sequence[dict[str, Any]]) -> None:
+    sagas = [(each["saga"], _count(each["instances"]), _ago(each["oldest_change_ms"])) for each in facts if "saga" in each]
+    tables.print_table(_SAGAS, sagas, "The app defines no sagas.")
+    click.echo()
+    numbers = [
+        (each["backend"], _count(each["due"]), _ago(each["oldest_due_ms"]), _count(each["tried"]), f"{each['dead_letters']:,}")
+        for each in facts
+        if "backend" in each
+    ]
+    tables.print_table(_BACKENDS, numbers, "No backend answers.")
+
+
+def _count(count: int) -> str:
+    return f"> {_COUNTED:,}" if count > _COUNTED else f"{count:,}"
+
+
+def _ago(ms: int | None) -> str:
+    return "-" if ms is None else f"{span(ms)} ago"

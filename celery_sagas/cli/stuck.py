@@ -1,0 +1,73 @@
+"""``celery sagas stuck``: what does not go on, and what helps."""
+
+import click
+
+from celery_sagas.cli import tables
+from celery_sagas.cli.ages import milliseconds
+from celery_sagas.cli.app import opened, saga_named
+from celery_sagas.errors import StoreUnavailable
+from celery_sagas.operate.explain import Verdict
+from celery_sagas.operate.spans import span
+from celery_sagas.operate.stuck import Look, Trouble
+from celery_sagas.worker.runtime import Runtime
+
+#: The exit status if there is trouble.
+FOUND = 3
+_COLUMNS = ("VERDICT", "SAGA", "KEY", "SINCE", "WHAT")
+#: The commands that help, by verdict.
+_HINTS = {
+    Verdict.OVERDUE.value: "celery -A proj sagas show SAGA KEY    shows one instance, and what helps",
+    Verdict.UNSENT.value: "celery -A proj inspect sagas_relay    shows which relays run, and what they meet",
+    Verdict.FAILING.value: "celery -A proj sagas dead list --task TASK    shows the messages; dead retry sends them again",
+}
+
+
+@click.command()
+@click.argument("name", required=False, metavar="[SAGA]")
+@click.option("--idle", callback=milliseconds, help="Also instances that no message has changed for so long, such as 3d or 12h.")
+@click.option("--limit", type=click.IntRange(1, 500), default=50, show_default=True, help="How many of each kind, at most.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object in each line.")
+@click.pass_context
+def stuck(context: click.Context, name: str | None, idle: int | None, limit: int, as_json: bool) -> None:
+    """Show what does not go on: timeouts that were not handled for 15 minutes, messages that cannot be published, dead letters.
+
+    The exit status is 3 if there is something, 1 if a backend is away.
+    """
+    with opened(context) as runtime:
+        troubles, away = _look(runtime, name, idle, limit)
+    if as_json:
+        tables.print_json(each._asdict() for each in troubles)
+    else:
+        _print(troubles, is_whole=not away)
+    for error in away:
+        click.echo(f"Error: {tables.block(str(error))}", err=True)
+    if away or troubles:
+        raise click.exceptions.Exit(1 if away else FOUND)
+
+
+def _look(runtime: Runtime, name: str | None, idle: int | None, limit: int) -> tuple[list[Trouble], list[StoreUnavailable]]:
+    """Return the troubles in all backends, and the errors of those that are away."""
+    troubles, away = list[Trouble](), list[StoreUnavailable]()
+    for look in _looks(runtime, name, idle, limit):
+        try:
+            troubles += look.troubles()
+        except StoreUnavailable as exc:
+            away.append(exc)
+    return list(dict.fromkeys(troubles)), away  # two names may be one database
+
+
+def _looks(runtime: Runtime, name: str | None, idle: int | None, limit: int) -> list[Look]:
+    if name is not None:
+        saga = saga_named(name)
+        return [Look(runtime.backends.of(saga), [saga], limit, idle, is_whole=False)]
+    return [Look(backend, runtime.backends.sagas_in(backend), limit, idle) for backend in runtime.backends]
+
+
+def _print(troubles: list[Trouble], *, is_whole: bool) -> None:
+    rows = [(each.verdict, each.saga, each.key or each.id, f"{span(each.for_ms)} ago", each.sentence) for each in troubles]
+    if rows or is_whole:
+        tables.print_table(_COLUMNS, rows, "Nothing is stuck.")
+    verdicts = {each.verdict for each in troubles}
+    for verdict, hint in _HINTS.items():
+        if verdict in verdicts:
+            click.echo(f"  → {hint}")

@@ -1,0 +1,130 @@
+"""Trouble: what does not go on in a backend. It is found by indexes, however much is stored."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, takewhile
+from typing import NamedTuple
+
+from celery_sagas.core.registry import registry
+from celery_sagas.core.saga import SagaDefinition
+from celery_sagas.engine.listing import glances
+from celery_sagas.errors import UnreadableState
+from celery_sagas.operate.explain import LATE_MS, Verdict
+from celery_sagas.operate.groups import GROUPED, grouped
+from celery_sagas.operate.spans import span
+from celery_sagas.stores.instances import MOST, slot_of
+from celery_sagas.stores.ports import Backend
+from celery_sagas.stores.records import ID, DeadLetter, Lookup, OutboxGlance
+
+#: How many characters of an error are shown.
+_ERROR = 100
+
+
+class Trouble(NamedTuple):
+    """Something that does not go on. Its texts may have stored text in them, as it is."""
+
+    verdict: str  #: "overdue", "unsent", "failing" or "idle", as ``explain`` says them
+    saga: str  #: the stored name; empty: it is of none, or of several
+    key: str  #: empty: it is of no instance, of several, or of one that is gone or cannot be read
+    id: str  #: of the instance; empty: it is of none, or of several
+    since: int  #: milliseconds since the epoch
+    for_ms: int  #: how long ago that was, by the store's clock, in milliseconds
+    task: str  #: to which a message goes; empty: it is about none
+    messages: int  #: how many
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Look:
+    """A look at a backend.
+
+    Args:
+        backend: It is read; nothing is changed.
+        sagas: Those that it stores.
+        limit: How many troubles of each kind are returned at most.
+        idle_ms: Instances are reported that no message has changed for this time, in milliseconds; ``None``: none are.
+        is_whole: Whether what belongs to none of these sagas is reported, too.
+    """
+
+    backend: Backend
+    sagas: Sequence[SagaDefinition]
+    limit: int
+    idle_ms: int | None = None
+    is_whole: bool = True
+
+    def troubles(self) -> list[Trouble]:
+        """Return what does not go on.
+
+        Raises:
+            StoreError: The store is away.
+            ConfigurationError: Idle instances are asked for, and the backend lists none.
+        """
+        now = self.backend.outbox.time()
+        return [*self._of_rows(now), *self._of_dead_letters(now), *self._idle(now)]
+
+    def _of_rows(self, now: int) -> Iterator[Trouble]:
+        """Yield the messages that were not handled for long, cannot be published, or that no relay has taken."""
+        outbox, most = self.backend.outbox, min(self.limit, MOST)
+        rows = [*outbox.tried(now - LATE_MS, most), *outbox.overdue(now - LATE_MS, most)]
+        keys: dict[str, str] = {}
+        for row in rows:
+            saga = _saga_of(row)
+            if saga in self.sagas or self.is_whole:
+                if row.instance_id not in keys:
+                    keys[row.instance_id] = self._key(saga, row.instance_id)
+                name, key = saga.name if saga else "", keys[row.instance_id]
+                since = row.tried_at or row.due_at or row.available_at
+                verdict = Verdict.UNSENT if row.attempts or row.kind == "sent" else Verdict.OVERDUE
+                yield Trouble(verdict.value, name, key, row.instance_id, since, now - since, row.task, 1, _sentence(row, now))
+
+    def _key(self, saga: SagaDefinition | None, id: str) -> str:
+        if saga is None or not id:
+            return ""
+        try:
+            record = self.backend.sagas.find(Lookup(saga.names, ID, id)).record
+        except UnreadableState:
+            return ""
+        return record.key if record else ""
+
+    def _of_dead_letters(self, now: int) -> Iterator[Trouble]:
+        names = {name for saga in self.sagas for name in saga.names}
+        meant = [each for each in islice(self._dead_letters(), GROUPED) if self.is_whole or each.saga in names]
+        for group in islice(grouped(meant), self.limit):
+            step = registry.step_named(group.task)
+            count = f"{group.dead_letters:,} dead letter{'s' if group.dead_letters > 1 else ''}"
+            sentence = f"{group.task} failed with {group.error}: {count}"
+            name = step.saga.name if step else ""
+            since = group.oldest, now - group.oldest
+            yield Trouble(Verdict.FAILING.value, name, "", "", *since, group.task, group.dead_letters, sentence)
+
+    def _dead_letters(self) -> Iterator[DeadLetter]:
+        page = self.backend.dead.list(MOST)
+        while page:
+            yield from page
+            page = self.backend.dead.list(MOST, page[-1].id)
+
+    def _idle(self, now: int) -> Iterator[Trouble]:
+        if self.idle_ms is None:
+            return
+        before = now - self.idle_ms
+        for saga in self.sagas:
+            oldest = glances(self.backend, saga, None, oldest_first=True)  # in a slot they are in no order of time
+            near = takewhile(lambda glance: slot_of(glance.updated_at) <= slot_of(before), oldest)
+            for glance in islice((glance for glance in near if glance.updated_at <= before), self.limit):
+                since = glance.updated_at, now - glance.updated_at
+                yield Trouble(Verdict.IDLE.value, saga.name, glance.key, glance.id, *since, "", 1, "no message has changed it")
+
+
+def _saga_of(row: OutboxGlance) -> SagaDefinition | None:
+    step = registry.step_named(row.step)
+    return step.saga if step else registry.saga_named(row.step.rpartition(".")[0])
+
+
+def _sentence(row: OutboxGlance, now: int) -> str:
+    if row.attempts:
+        times = "once" if row.attempts == 1 else f"{row.attempts:,} times"
+        return f"{row.task} could not be published, {times}: {row.error[:_ERROR]}"
+    if row.tried_at:
+        again = f"in {span(row.available_at - now)}" if row.available_at > now else "soon"
+        return f"{row.task} was published, and not handled; it is published again {again}"
+    return f"{row.task} waits in the outbox: no relay that knows it has taken it"

@@ -1,0 +1,172 @@
+"""``celery sagas stuck`` and ``celery sagas stats``."""
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_sagas import Saga
+from celery_sagas.errors import StoreUnavailable
+from celery_sagas.operate.explain import LATE_MS
+from celery_sagas.stores.memory.dead_letters import MemoryDeadLetters
+from celery_sagas.stores.memory.outbox import MemoryOutbox
+from celery_sagas.stores.records import OutboxRow, Outgoing
+from celery_sagas.testing.samples import HOUR, MINUTE, dead_letter, entry, send
+from tests.apps import backend_of
+from tests.cli.test_describe import run
+from tests.cli.test_show import HOSTILE, put
+from tests.cli.test_tables import is_safe
+from tests.every_store import stored_app, url
+
+__all__ = ["stored_app", "url"]
+
+
+@pytest.fixture
+def shop(definitions: None) -> Any:
+    """Two sagas; the first has timeouts."""
+
+    class Order(Saga, correlate_by="order_id"):
+        order_id: str
+
+    @Order.starts
+    def place(order: Order, order_id: str, after: float) -> None:
+        order.schedule(remind, after=after, name="delivery")
+
+    @Order.handles
+    def remind(order: Order) -> None: ...
+
+    class Parcel(Saga, correlate_by="number"):
+        number: str
+
+    @Parcel.starts
+    def pack(parcel: Parcel, number: str) -> None: ...
+
+    return SimpleNamespace(place=place, pack=pack)
+
+
+def stuck(app: Celery, *words: str, status: int = 3) -> list[list[str]]:
+    """Return the words of each line that the command prints below its header."""
+    result = run(app, "stuck", *words)
+    assert result.exit_code == status, result.output
+    return [line.split() for line in result.output.splitlines()[1:]]
+
+
+def facts(app: Celery, command: str, *words: str) -> list[dict[str, Any]]:
+    """Return the JSON objects that a command prints."""
+    return [json.loads(line) for line in run(app, command, *words, "--json").output.splitlines()]
+
+
+def leave_alone(app: Celery, ms: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let time pass for the outbox, as far as a look at it shows."""
+    outbox = backend_of(app).outbox
+    now = outbox.time() + ms
+    monkeypatch.setattr(type(outbox), "time", lambda self: now)
+
+
+class TestEachStore:
+    """On every store."""
+
+    @pytest.fixture
+    def app(self, stored_app: Celery) -> Celery:
+        """An app on each store."""
+        return stored_app
+
+    def test_nothing_is_stuck(self, app: Celery, shop: Any) -> None:
+        shop.place("1", after=3600)
+        result = run(app, "stuck")
+        assert (result.exit_code, result.output) == (0, "Nothing is stuck.\n")
+        assert facts(app, "stuck") == []
+
+    def test_what_does_not_go_on(self, app: Celery, shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        backend = backend_of(app)
+        for number in range(1, 6):
+            shop.place(str(number), after=7 * 24 * 3600)
+        shop.pack("6")
+        published, failing, *others = rows = [due_row(app, str(number)) for number in range(1, 5)]
+        backend.outbox.confirm("relay", [published.id], HOUR)
+        backend.outbox.fail("relay", failing.id, f"no such queue {HOSTILE}", MINUTE)
+        backend.outbox.release("relay", [row.id for row in others])
+        backend.dead.add(dead_letter()._replace(task="order.remind", saga="order", error="KeyError"))
+        assert {row["verdict"] for row in facts(app, "stuck")} == {"failing", "overdue"}  # what was just tried is no trouble yet
+        leave_alone(app, LATE_MS + MINUTE, monkeypatch)
+        found = {row["id"]: row for row in facts(app, "stuck")}
+        assert [found[row.instance_id]["verdict"] for row in rows] == ["overdue", "unsent", "overdue", "overdue"]
+        assert "was published, and not handled; it is published again in" in found[published.instance_id]["sentence"]
+        assert found[failing.instance_id]["sentence"].startswith("order.remind could not be published, once: no such queue")
+        assert found[others[0].instance_id]["sentence"] == (
+            "order.remind waits in the outbox: no relay that knows it has taken it"
+        )
+        assert sorted(row["key"] for row in found.values()) == ["", "1", "2", "3", "4"]
+        assert found[""]["sentence"] == "order.remind failed with KeyError: 1 dead letter"
+        assert {row["saga"] for row in found.values()} == {"order"}
+        assert len(stuck(app)) == 5 + 3
+        assert len(stuck(app, "--limit", "1")) == 3 + 2
+        assert all(map(is_safe, run(app, "stuck").output.splitlines()))
+        assert stuck(app, "parcel", status=0) == []
+
+    def test_instances_that_nothing_changes(self, app: Celery, shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        shop.place("1", after=3600)
+        shop.pack("2")
+        assert stuck(app, "--idle", "1d", status=0) == []
+        leave_alone(app, 25 * HOUR, monkeypatch)
+        assert stuck(app, status=0) == []
+        assert [(row["verdict"], row["saga"], row["key"]) for row in facts(app, "stuck", "--idle", "1d")] == [
+            ("idle", "order", "1"),
+            ("idle", "parcel", "2"),
+        ]
+        assert [row["key"] for row in facts(app, "stuck", "parcel", "--idle", "1d")] == ["2"]
+
+    def test_numbers(self, app: Celery, shop: Any) -> None:
+        backend = backend_of(app)
+        for number in (1, 2):
+            shop.place(str(number), after=3600)
+        shop.pack("3")
+        row, other = due_row(app, "1"), due_row(app, "2")
+        backend.outbox.confirm("relay", [row.id], HOUR)
+        backend.outbox.release("relay", [other.id])
+        backend.dead.add(dead_letter())
+        order, parcel, numbers = facts(app, "stats")
+        assert (order["saga"], order["instances"], parcel["saga"], parcel["instances"]) == ("order", 2, "parcel", 1)
+        assert order["oldest_change_ms"] >= 0
+        assert (numbers["due"], numbers["tried"], numbers["dead_letters"]) == (1, 1, 1)
+        assert numbers["backend"] == backend.url
+        lines = [line.split() for line in run(app, "stats").output.splitlines()]
+        assert lines[0] == ["SAGA", "INSTANCES", "OLDEST", "CHANGE"]
+        assert [line[:2] for line in lines[1:3]] == [["order", "2"], ["parcel", "1"]]
+
+
+def due_row(app: Celery, key: str) -> OutboxRow:
+    """Commit a timeout of an instance that is due, and claim its row."""
+    put(app, "{}", lambda id: Outgoing(id, "scheduled", f"id of {key}", "order.remind", "{}", 1), key=key, step="order.place")
+    [row] = backend_of(app).outbox.claim_due("relay", 9, HOUR)
+    return row
+
+
+def test_message_of_no_instance(app: Celery, shop: Any) -> None:
+    """Plain code has sent it."""
+    backend, outgoing = backend_of(app), Outgoing("row", "sent", "id", "mail.write", "{}", 1)
+    send(backend, outgoing, line=entry(step="mail.write"))
+    [found] = facts(app, "stuck")
+    assert (found["verdict"], found["saga"], found["key"], found["task"]) == ("unsent", "", "", "mail.write")
+    assert facts(app, "stuck", "order") == []
+
+
+def test_backend_that_is_away(app: Celery, shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: object) -> Any:
+        raise StoreUnavailable("memory://", "it is away")
+
+    monkeypatch.setattr(MemoryOutbox, "tried", away)
+    result = run(app, "stuck")
+    assert (result.exit_code, result.output) == (1, "Error: The saga backend memory:// is unavailable: it is away.\n")
+    monkeypatch.setattr(MemoryDeadLetters, "count", away)
+    result = run(app, "stats")
+    assert result.exit_code == 1
+    assert "Error: The saga backend memory:// is unavailable" in result.output
+
+
+def test_unknown_saga(app: Celery, shop: Any) -> None:
+    result = run(app, "stuck", "odrer")
+    assert result.exit_code == 1
+    assert "unknown saga odrer" in result.output
