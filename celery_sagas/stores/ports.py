@@ -17,6 +17,7 @@ from celery_sagas.stores.records import (
     Change,
     DeadLetter,
     Effects,
+    Entries,
     Entry,
     Found,
     Handling,
@@ -246,6 +247,25 @@ class Journal(ABC):
         """Return the keys of the newest ``limit`` instances that began within this time, by the store's clock, newest first.
 
         Those count whose entry of version 1 has the outcome "started" or "completed". A key of several instances comes once.
+        """
+
+    @abstractmethod
+    def recent(self, limit: int, after: str = "", names: Sequence[str] = (), outcomes: Sequence[str] = ()) -> Entries:
+        """Return what was handled lately, of all instances, the newest first.
+
+        A call looks at ten times ``limit`` entries at most (a store of several parts: in each): it may return fewer than
+        ``limit``, or none, although others follow. Entries of one time are in an order of the store's own. Between two calls
+        entries may be added and purged: one that is there all the time comes once. A damaged entry hides no others: it comes
+        with empty texts, whatever is asked for.
+
+        Args:
+            limit: How many at most: at least 1.
+            after: ``Entries.after`` of the call before; empty, to begin.
+            names: The stored names of sagas; empty: of all.
+            outcomes: The outcomes; empty: all.
+
+        Raises:
+            ValueError: ``after`` is nothing that a call returns.
         """
 
     @abstractmethod

@@ -20,6 +20,7 @@ __all__ = [
     "Change",
     "DeadLetter",
     "Effects",
+    "Entries",
     "Entry",
     "Found",
     "Handling",
@@ -131,6 +132,15 @@ class Entry(NamedTuple):
     version: int  #: of the instance after the message; 0 where there was none
     detail: str  #: JSON text: what was sent, why it was ignored; perhaps the message, and the final state
     at: int = 0  #: set by the store
+
+
+class Entries(NamedTuple):
+    """The answer to one call of ``Journal.recent``."""
+
+    entries: tuple[Entry, ...]  #: the newest first
+    after: str  #: where the next call goes on; empty: that was all
+    #: All entries that were committed after this time have been looked at, by this call and those before it; 0: all of them.
+    since: int
 
 
 def has_begun(entry: Entry) -> bool:

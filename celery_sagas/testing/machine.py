@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 
 from celery_sagas.errors import AlreadyHandled, RevisionConflict
 from celery_sagas.stores.instances import Page
-from celery_sagas.stores.records import KEY, Effects, Handling, Lookup, NewRecord, Record
+from celery_sagas.stores.ports import Backend
+from celery_sagas.stores.records import KEY, Effects, Entry, Handling, Lookup, NewRecord, Record
 from celery_sagas.testing.buffer_machine import BufferMachine
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.contract.fixtures import NewBackend, StoreFixtures
@@ -229,6 +230,9 @@ class StoreMachine(RuleBasedStateMachine):
             history = self.backend.journal.history(NAMES, key, 1_000)
             assert history == sorted(history, key=lambda entry: (entry.at, entry.version))
             assert sorted(history, key=repr) == sorted(self.model.history(NAMES, key), key=repr)
+        lately = _lately(self.backend)
+        assert sorted(lately, key=repr) == sorted(self.model.journal.values(), key=repr)
+        assert [entry.at for entry in lately] == sorted((entry.at for entry in lately), reverse=True)
         assert self.backend.outbox.count() == len(self.model.rows)
         assert [row.id for row in self.backend.outbox.tried(self.clock.now, 500)] == self.model.tried()
         for cause in (entry(step=step, message_id=f"message {number}") for step in STEPS for number in (1, 2, 3)):
@@ -248,6 +252,16 @@ def _ids(read: Callable[..., Page]) -> list[str]:
         page = read(after=page.after)
         found += page.instances
     return [glance.id for glance in found]
+
+
+def _lately(backend: Backend) -> list[Entry]:
+    """Return all entries of the journal, by calls that go on where the one before has ended."""
+    page = backend.journal.recent(3)
+    found = list(page.entries)
+    while page.after:
+        page = backend.journal.recent(3, page.after)
+        found += page.entries
+    return found
 
 
 def _answer(commit: Callable[[], None]) -> str:

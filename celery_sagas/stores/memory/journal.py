@@ -5,7 +5,8 @@ from itertools import islice
 
 from celery_sagas.stores.memory.state import MemoryStore
 from celery_sagas.stores.ports import Journal
-from celery_sagas.stores.records import Entry, has_begun
+from celery_sagas.stores.recent import recent_of
+from celery_sagas.stores.records import Entries, Entry, has_begun
 
 
 class MemoryJournal(MemoryStore, Journal):
@@ -27,6 +28,10 @@ class MemoryJournal(MemoryStore, Journal):
             entries = [entry for entry in self._state.journal.values() if entry.saga in names and has_begun(entry)]
         newest = sorted((entry for entry in entries if entry.at >= since), key=_age, reverse=True)
         return list(dict.fromkeys(entry.key for entry in newest[:limit]))
+
+    def recent(self, limit: int, after: str = "", names: Sequence[str] = (), outcomes: Sequence[str] = ()) -> Entries:
+        with self._state.lock:
+            return recent_of(self._state.journal.values(), limit, after, names, outcomes)
 
     def purge(self, older_than_ms: int, limit: int) -> int:
         with self._state.lock:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
-from celery_sagas.errors import StoreError
 from celery_sagas.stores.instances import PENDING, SLOT_BITS, Glance, Instances, Page, bound_of, check_place
 from celery_sagas.stores.records import Record
 from celery_sagas.stores.redis.connection.connections import Word
@@ -102,10 +101,7 @@ class RedisInstances(RedisStore, Instances):
     def _ask(self, script: Script, name: str, args: Sequence[Word]) -> list[tuple[Shard, Any]]:
         """Run a script in every shard, in one trip to each server; return each shard with its answer."""
         shards = self._placement.in_turn()
-        answers = self._client.send_many([self._client.prepare(script, _keys(shard, name), args) for shard in shards])
-        for answer in answers:
-            if isinstance(answer, StoreError):
-                raise answer
+        answers = self._send_all([self._client.prepare(script, _keys(shard, name), args) for shard in shards])
         return list(zip(shards, answers, strict=True))
 
     def _records(self, shard: Shard, name: str, ids: Sequence[str]) -> Iterator[Record]:

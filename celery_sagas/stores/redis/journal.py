@@ -5,11 +5,13 @@ from itertools import islice
 from typing import Final
 
 from celery_sagas.stores.ports import Journal
-from celery_sagas.stores.records import Entry, has_begun
+from celery_sagas.stores.recent import LOOKED_AT
+from celery_sagas.stores.records import Entries, Entry, has_begun
 from celery_sagas.stores.redis.connection.connections import Word
 from celery_sagas.stores.redis.connection.scripts import load
 from celery_sagas.stores.redis.keys import Shard
 from celery_sagas.stores.redis.packing import encode, subject_of, unpack_entry, unreadable
+from celery_sagas.stores.redis.recent import items_of, merged, place_behind, read_positions
 from celery_sagas.stores.redis.store import RedisStore
 
 #: How many entries one script reads.
@@ -23,6 +25,7 @@ _BEGAN: Final = load("journal_began")
 _HISTORY: Final = load("journal_history")
 _OUTCOME_OF: Final = load("journal_outcome_of")
 _PURGE: Final = load("journal_purge")
+_RECENT: Final = load("journal_recent")
 
 
 class RedisJournal(RedisStore, Journal):
@@ -52,6 +55,21 @@ class RedisJournal(RedisStore, Journal):
             entries += islice(_each_once(found), limit)
         newest = sorted(entries, key=_age, reverse=True)[:limit]
         return list(dict.fromkeys(entry.key for entry in newest))
+
+    def recent(self, limit: int, after: str = "", names: Sequence[str] = (), outcomes: Sequence[str] = ()) -> Entries:
+        self._placement.check()
+        shards = self._placement.shards
+        positions = read_positions(after, len(shards))
+        looks = min(LOOKED_AT * limit, _LOOKED_AT_AT_ONCE)
+        asked: list[Word] = [looks, min(limit, looks), len(names), *map(encode, names), *map(encode, outcomes)]
+        calls = [
+            self._client.prepare(_RECENT, [shard.journal, shard.order, shard.heads], [position, *asked])
+            for shard, position in zip(shards, positions, strict=True)
+        ]
+        answers = self._send_all(calls)
+        items, is_all = merged([items_of(*each) for each in enumerate(answers)], limit)
+        entries = tuple(item.entry for item in items if item.entry is not None)
+        return Entries(entries, "", 0) if is_all else Entries(entries, place_behind(items, answers), max(items[-1].at, 1))
 
     def purge(self, older_than_ms: int, limit: int) -> int:
         purged = 0

@@ -135,7 +135,8 @@ class Shard:
         self.locks = f"{tag}:locks"  #: A hash: instance id -> <ends at, ms> <lock owner>.
         self.journal = f"{tag}:journal"  #: A hash: digest of step and message id -> entry.
         self.order = f"{tag}:journal:order"  #: A list: digests of entries in the order of their commits; purged from its head.
-        #: A hash: <saga>=<key> -> <number> <digest> of its newest entry; each entry names the one before it.
+        #: A hash: <saga>=<key> -> <number> <digest> of its newest entry; each entry names the one before it. purged -> how many
+        #: were removed from the order; without it none, or since then it was empty.
         self.heads = f"{tag}:journal:heads"
         #: A hash: <saga>=<key> -> digest of its newest entry with the outcome completed.
         self.completed = f"{tag}:journal:completed"

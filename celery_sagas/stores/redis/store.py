@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from celery_sagas.errors import StoreError
 from celery_sagas.stores.redis.connection.calls import Call
 from celery_sagas.stores.redis.connection.client import Client
 from celery_sagas.stores.redis.connection.connections import Word
@@ -39,6 +40,14 @@ class RedisStore:
     def _perform(self, prepared: Prepared) -> Any:
         """Send one call, and return what the port returns."""
         return prepared.read(self._client.send(prepared.call))
+
+    def _send_all(self, calls: Sequence[Call]) -> list[Any]:
+        """Send calls, in one trip to each server; return the replies, or raise the first error."""
+        answers = self._client.send_many(calls)
+        for answer in answers:
+            if isinstance(answer, StoreError):
+                raise answer
+        return answers
 
     def _run_once(self, script: Script, tag: str, keys: Sequence[str], args: Sequence[Word], *, commits: bool = False) -> Any:
         """Run a script that keeps its answer for a repeat of the call.

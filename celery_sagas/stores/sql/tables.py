@@ -215,7 +215,7 @@ seen_index = Index(
     postgresql_where=HAS_SLOT,
     sqlite_where=HAS_SLOT,
 )
-Index("saga_journal_at", journal.c.prefix, journal.c.at, postgresql_where=has_time(journal.c.at))
+journal_index = Index("saga_journal_at", journal.c.prefix, journal.c.at, postgresql_where=has_time(journal.c.at))
 Index("saga_delivery_at", delivery.c.prefix, delivery.c.at, postgresql_where=has_time(delivery.c.at))
 Index("saga_outbox_available", outbox.c.prefix, outbox.c.available_at, postgresql_where=has_time(outbox.c.available_at))
 #: Serves operators, who look at the rows whose messages were not handled for long, or fail to be published.

@@ -1,11 +1,14 @@
 """``Journal``."""
 
 import json
+from collections.abc import Iterable, Iterator, Sequence
+
+import pytest
 
 from celery_sagas.stores.ports import Backend
-from celery_sagas.stores.records import Entry
+from celery_sagas.stores.records import Entries, Entry
 from celery_sagas.testing.clock import Clock
-from celery_sagas.testing.contract.fixtures import StoreFixtures
+from celery_sagas.testing.contract.fixtures import OpenBackend, StoreFixtures
 from celery_sagas.testing.samples import (
     HOUR,
     NAMES,
@@ -44,6 +47,7 @@ class JournalContract(StoreFixtures):
         assert outcome is not None
         assert outcome.detail == line.detail
         assert backend.journal.history(NAMES, "42", 1) == [outcome]
+        assert outcome in backend.journal.recent(9).entries
         assert handled(backend, line) == outcome
 
     def test_unknown_key_has_no_outcome(self, backend: Backend) -> None:
@@ -92,9 +96,9 @@ class JournalContract(StoreFixtures):
         assert [line.message_id for line in history] == [line.message_id for line in lines]
         assert [line.at for line in history] == [clock.now - 3, clock.now - 2, clock.now - 1, clock.now]
 
-    def _line_at(self, backend: Backend, clock: Clock, after: int, version: int = 0) -> Entry:
+    def _line_at(self, backend: Backend, clock: Clock, after: int, version: int = 0, key: str = "42") -> Entry:
         clock.advance(after)
-        return send(backend, line=entry(key="42", version=version))
+        return send(backend, line=entry(key=key, version=version))
 
     def test_history_comes_with_whole_entries(self, backend: Backend) -> None:
         line = complete(backend, start(backend))
@@ -172,6 +176,130 @@ class JournalContract(StoreFixtures):
         assert backend.journal.began(NAMES, HOUR, 9) == ["43", "41"]
         assert backend.journal.began(("order",), HOUR, 9) == ["43"]
 
+    def test_recent_entries_are_the_newest_first(self, backend: Backend, clock: Clock) -> None:
+        lines = [self._line_at(backend, clock, after=1) for _ in range(3)]
+        clock.advance(1)
+        lines.append(complete(backend, start(backend)))
+        found = backend.journal.recent(9).entries
+        assert [each.outcome for each in found[:2]] in (["started", "completed"], ["completed", "started"])
+        assert [each.message_id for each in found[2:]] == [line.message_id for line in lines[2::-1]]
+        assert {*found} > {handled(backend, line) for line in lines}
+
+    def test_recent_entries_of_nothing(self, backend: Backend) -> None:
+        assert backend.journal.recent(9) == ((), "", 0)
+        assert backend.journal.recent(9, names=NAMES, outcomes=("failed",)) == ((), "", 0)
+
+    def test_recent_entries_of_some_sagas(self, backend: Backend, clock: Clock) -> None:
+        for name in ("order", "purchase", OTHER, "Order", "order "):
+            send(backend, line=entry(key="42", saga=name))
+            clock.advance(1)
+        assert [line.saga for line in backend.journal.recent(9, names=NAMES).entries] == ["purchase", "order"]
+        assert [line.saga for line in backend.journal.recent(9, names=("order",)).entries] == ["order"]
+        assert backend.journal.recent(9, names=("orders",)).entries == ()
+
+    def test_recent_entries_of_some_outcomes(self, backend: Backend, clock: Clock) -> None:
+        for outcome in ("failed", "handled", "ignored"):
+            send(backend, line=entry(key="42", outcome=outcome))
+            clock.advance(1)
+        send(backend, line=entry(key="42", outcome="failed", saga=OTHER))
+        found = backend.journal.recent(9, outcomes=("failed", "ignored"))
+        assert [(line.saga, line.outcome) for line in found.entries] == [
+            (OTHER, "failed"),
+            ("order", "ignored"),
+            ("order", "failed"),
+        ]
+        assert [line.outcome for line in backend.journal.recent(9, "", NAMES, ("failed",)).entries] == ["failed"]
+
+    def test_recent_entries_are_those_of_the_prefix(self, backend: Backend, open_backend: OpenBackend, prefix: str) -> None:
+        other = open_backend(f"{prefix}-2")
+        other.prepare(create_schema=True, processes=1)
+        send(other)
+        line = send(backend)
+        assert [each.message_id for each in backend.journal.recent(9).entries] == [line.message_id]
+
+    @pytest.mark.parametrize("limit", [1, 2, 3, 9, 10, 11])
+    @pytest.mark.parametrize("names", [(), NAMES])
+    def test_recent_entries_follow_one_another(self, backend: Backend, clock: Clock, limit: int, names: tuple[str, ...]) -> None:
+        """Three of them at a time."""
+        lines = [self._line_at(backend, clock, after=number % 3 == 0, key=str(number)) for number in range(10)]
+        pages = list(_pages(backend, limit, names))
+        times = [line.at for page in pages for line in page.entries]
+        assert sorted(_ids(pages)) == sorted(line.message_id for line in lines)
+        assert times == sorted(times, reverse=True)
+        assert all(len(page.entries) <= limit for page in pages)
+
+    @pytest.mark.parametrize("wanted", [range(100), (99, 80), (80, 60), (79, 61), (80, 79, 60, 59), (1, 0)])
+    def test_recent_entries_of_one_time_come_once(self, backend: Backend, wanted: Sequence[int]) -> None:
+        """Also those with which one call ends, and the next one begins."""
+        for number in range(100):
+            saga = NAMES[0] if number in wanted else OTHER
+            send(backend, line=entry(message_id=f"{number:03}", key=str(number), saga=saga))
+        assert sorted(_ids(_pages(backend, 2, NAMES))) == sorted(f"{number:03}" for number in wanted)
+
+    @pytest.mark.parametrize("later", [0, 1])
+    def test_entries_that_are_added_move_no_others(self, backend: Backend, clock: Clock, later: int) -> None:
+        """Also at the very time of the last one."""
+        lines = [self._line_at(backend, clock, after=number % 4 == 0, key=str(number)) for number in range(20)]
+        found = []
+        for page in _pages(backend, 3):
+            found += [line.message_id for line in page.entries]
+            self._line_at(backend, clock, after=later, key=str(len(found)))
+            if len(found) > 2 * len(lines):
+                break
+        assert [found.count(line.message_id) for line in lines] == [1] * len(lines)
+        assert len(set(found)) == len(found)
+
+    @pytest.mark.parametrize("purged", [3, 7])
+    def test_entries_that_are_purged_move_no_others(self, backend: Backend, clock: Clock, purged: int) -> None:
+        """Also with the one behind which the next call goes on."""
+        lines = [self._line_at(backend, clock, after=1, key=str(number)) for number in range(10)]
+        first = backend.journal.recent(3)
+        assert backend.journal.purge(9 - purged, limit=9) == purged
+        rest = [message_id for page in _pages(backend, 3, after=first.after) for message_id in page.entries]
+        assert [line.message_id for line in (*first.entries, *rest)] == [line.message_id for line in lines[: purged - 11 : -1]]
+
+    def test_entries_that_are_added_after_a_purge_move_no_others(self, backend: Backend, clock: Clock) -> None:
+        for number in range(6):
+            self._line_at(backend, clock, after=1, key=str(number))
+        assert backend.journal.purge(2, limit=9) == 3
+        lines = [self._line_at(backend, clock, after=1, key=str(number)) for number in range(6)]
+        first = backend.journal.recent(4)
+        assert backend.journal.purge(6, limit=9) == 2
+        self._line_at(backend, clock, after=1)
+        rest = [message_id for page in _pages(backend, 2, after=first.after) for message_id in page.entries]
+        assert [line.message_id for line in (*first.entries, *rest)][:6] == [line.message_id for line in lines[::-1]]
+        assert len(rest) == 3
+
+    def test_call_looks_at_few_entries(self, backend: Backend, clock: Clock) -> None:
+        """It ends although there is one of those that are asked for: all others in between would be looked at."""
+        line = self._line_at(backend, clock, after=0)
+        clock.advance(1)
+        for number in range(100):
+            send(backend, line=entry(key=str(number), saga=OTHER))
+        first, *others = _pages(backend, 1, NAMES)
+        assert first.entries == ()
+        assert first.after
+        assert _ids(others) == [line.message_id]
+
+    @pytest.mark.parametrize("names", [(), NAMES, ("nobody",)])
+    def test_time_since_which_everything_was_looked_at(self, backend: Backend, clock: Clock, names: tuple[str, ...]) -> None:
+        first = clock.now + 1
+        lines = [self._line_at(backend, clock, after=1, key=str(number)).message_id for number in range(60)]
+        wanted = dict(enumerate(lines, first)) if names != ("nobody",) else {}
+        pages, found = list(_pages(backend, 2, names)), set[str]()
+        for page in pages:
+            found |= {line.message_id for line in page.entries}
+            assert {id for at, id in wanted.items() if at > page.since} <= found
+        *times, last = (page.since for page in pages)
+        assert last == 0
+        assert first <= times[-1] < times[0] <= clock.now
+
+    @pytest.mark.parametrize("after", ["garbage", " ", "\0", "[", "-1", "\ud800", "1e5", "None", "😀", "9" * 5_000, "[" * 5_000])
+    def test_wrong_place_in_the_journal(self, backend: Backend, after: str) -> None:
+        send(backend)
+        with pytest.raises(ValueError, match="no place"):
+            backend.journal.recent(9, after)
+
     def test_old_entries_are_purged_and_younger_ones_stay(self, backend: Backend, clock: Clock) -> None:
         for _ in range(3):
             self._line_at(backend, clock, after=0)
@@ -205,3 +333,16 @@ class JournalContract(StoreFixtures):
         new = new_record()
         backend.sagas.insert(new, effects(line=entry(new, message_id=line.message_id)))
         assert found(backend, by_key()).id == new.id
+
+
+def _pages(backend: Backend, limit: int, names: Sequence[str] = (), after: str = "") -> Iterator[Entries]:
+    """Yield the answers of calls that go on until that was all."""
+    page = backend.journal.recent(limit, after, names)
+    yield page
+    while page.after:
+        page = backend.journal.recent(limit, page.after, names)
+        yield page
+
+
+def _ids(pages: Iterable[Entries]) -> list[str]:
+    return [line.message_id for page in pages for line in page.entries]

@@ -264,6 +264,11 @@ def _began(backend: RedisBackend) -> None:
     assert "42" in backend.journal.began(NAMES, HOUR, 9)
 
 
+def _recent(backend: RedisBackend) -> None:
+    line = complete(backend, start(backend))
+    assert line.message_id in [each.message_id for each in backend.journal.recent(9, "", NAMES, ["completed"]).entries]
+
+
 def _purge(backend: RedisBackend) -> None:
     complete(backend, start(backend))
     update(backend, start(backend))
@@ -330,6 +335,7 @@ PLAYS: tuple[Play, ...] = (
     _count,
     _history,
     _began,
+    _recent,
     _purge,
     _count_a_delivery,
     _forget_deliveries,

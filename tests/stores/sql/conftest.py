@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 
@@ -83,3 +83,14 @@ def open_sql(url: str) -> Iterator[Open]:
 def sql(open_sql: Open) -> SqlBackend:
     """A backend that is ready."""
     return open_sql()
+
+
+@pytest.fixture(params=DATABASES)
+def own(request: pytest.FixtureRequest, sqlite_folder: Path) -> Iterator[SqlBackend]:
+    """A backend on a database of its own, of whose tables nothing is known."""
+    with ExitStack() as ending:
+        is_file = request.param == "sqlite"
+        url = f"sqlite:///{sqlite_folder}/own.sqlite3" if is_file else ending.enter_context(servers.database(request.param))
+        backend = ending.enter_context(closing(SqlBackend(url, prefix="shop")))
+        backend.prepare(create_schema=True, processes=1)
+        yield backend

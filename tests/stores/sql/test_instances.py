@@ -2,8 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing
-from pathlib import Path
+from contextlib import closing
 
 import pytest
 
@@ -15,9 +14,8 @@ from celery_sagas.stores.sql.sagas import renames
 from celery_sagas.stores.sql.sagas.tags import beginning_of
 from celery_sagas.stores.sql.tables import TAG, instance, key
 from celery_sagas.testing.samples import HOUR, NAMES, change, conflict, effects, start, update
-from tests import servers
 from tests.servers import unique
-from tests.stores.sql.conftest import DATABASES, Open
+from tests.stores.sql.conftest import Open
 from tests.stores.sql.watching import explained, observed
 
 NAME, OTHER = NAMES
@@ -39,17 +37,6 @@ _BY_TAG: Mapping[str, str] = {
     "mysql": "'saga_key', 'range', 'primary', 'primary'",
     "sqlite": r"index sqlite_autoindex_saga_key_1 \(value>\? and value<\?\)",
 }
-
-
-@pytest.fixture(params=DATABASES)
-def own(request: pytest.FixtureRequest, sqlite_folder: Path) -> Iterator[SqlBackend]:
-    """A backend on a database of its own, of whose tables nothing is known."""
-    with ExitStack() as ending:
-        is_file = request.param == "sqlite"
-        url = f"sqlite:///{sqlite_folder}/own.sqlite3" if is_file else ending.enter_context(servers.database(request.param))
-        backend = ending.enter_context(closing(SqlBackend(url, prefix="shop")))
-        backend.prepare(create_schema=True, processes=1)
-        yield backend
 
 
 def fill(sql: SqlBackend) -> None:

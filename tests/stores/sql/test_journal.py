@@ -1,28 +1,98 @@
-"""The instances that began lately are found by the journal's index of times."""
+"""What is read of the journal by time is found by its index of times."""
+
+import re
+from collections.abc import Iterator, Mapping
 
 import pytest
 from sqlalchemy import Integer
 
 from celery_sagas.stores.sql.backend import SqlBackend
 from celery_sagas.stores.sql.connection.bulk import insert_rows
-from celery_sagas.stores.sql.journal import _began
+from celery_sagas.stores.sql.connection.statements import Build, Shape, Values
+from celery_sagas.stores.sql.journal import _began, _end, _recent
 from celery_sagas.stores.sql.tables import journal
-from tests.stores.sql.watching import explained
+from tests.stores.sql.watching import explained, observed
 
 #: So many that it is worth it to take a few of them through the index.
 ENTRIES = 3_000
+#: Where the index is entered, and that at most what is of one time is sorted.
+_IN_ORDER: Mapping[str, str] = {
+    "postgresql": r"limit [^>]*->  index scan backward using saga_journal_at .*index cond: .* and \(at <= ",
+    "mysql": r"'saga_journal_at', 'saga_journal_at', '266', none, '\d+', 'using where(; using index)?'\)",  # and no filesort
+    "sqlite": r"saga_journal_at \(prefix=\? and at<\?\).* temp b-tree for right part of order by",
+}
+#: From and to where the index is read.
+_BETWEEN: Mapping[str, str] = {
+    "postgresql": r"scan .*saga_journal_at .*index cond: .* and \(at <= .* and \(at >= ",
+    "mysql": r"'range', 'saga_journal_at', 'saga_journal_at', '266', none, '\d+', 'using where'\)",
+    "sqlite": r"saga_journal_at \(prefix=\? and at>\? and at<\?\).* temp b-tree for right part of order by",
+}
+#: The middle of them.
+_PLACE: Values = {"at": ENTRIES // 6, "message_id": "m", "step": "s"}
+_FIRST: Values = {**_PLACE, "at": 2**62}
 
 
 @pytest.mark.parametrize("url", ["postgresql", "mariadb", "sqlite"], indirect=True)
-def test_the_rest_of_the_journal_is_not_read(sql: SqlBackend) -> None:
-    columns = [column for column in journal.c if column.name != "prefix"]
-    numbers = range(1, ENTRIES + 1)
-    rows = [{each.name: n if isinstance(each.type, Integer) else f"{each.name} {n}" for each in columns} for n in numbers]
-    sql.database.run(lambda session: insert_rows(session, journal, rows))
-    if sql.database.name == "mysql":
-        with sql.database.connect() as connection:  # MariaDB's own statistics of a new table come when they come
-            connection.exec_driver_sql("ANALYZE TABLE saga_journal").close()
+def test_beginnings(sql: SqlBackend) -> None:
+    fill(sql)
+    if sql.database.name == "mysql":  # MariaDB's own statistics of a new table come when they come
+        analyse(sql)
     statement = sql.database.statement(_began, (1,))
     values = statement.bind({"within": 1_000, "limit": 10, "saga_0": "order"})
     plan = explained(sql, statement.text, values, in_transaction=False).lower()
     assert "saga_journal_at" in plan
+
+
+class TestRecent:
+    """What was handled lately is read in the order of the index, however many entries there are."""
+
+    @pytest.mark.parametrize("place", [_PLACE, _FIRST])
+    def test_all(self, own: SqlBackend, place: Values) -> None:
+        shape = (own.database.name, "saga_journal_at", False, 0, 0)
+        for plan in _plans(own, _recent, shape, {**place, "limit": 500}):
+            assert re.search(_IN_ORDER[own.database.name], plan), plan
+
+    @pytest.mark.parametrize("place", [_PLACE, _FIRST])
+    def test_end_of_what_is_looked_at(self, own: SqlBackend, place: Values) -> None:
+        for plan in _plans(own, _end, (own.database.name, "saga_journal_at"), {**place, "limit": 500, "skipped": 499}):
+            assert re.search(_IN_ORDER[own.database.name], plan), plan
+
+    @pytest.mark.parametrize(("names", "outcomes"), [(2, 1), (1, 0), (0, 2)])
+    def test_some(self, own: SqlBackend, names: int, outcomes: int) -> None:
+        """Up to that end."""
+        texts = {f"{name}_{number}": f"{name} {number}" for name in ("saga", "outcome") for number in range(2)}
+        values = {**_FIRST, "end_at": ENTRIES // 6, "end_message_id": "m", "end_step": "s", "limit": 50, **texts}
+        shape = (own.database.name, "saga_journal_at", True, names, outcomes)
+        for plan in _plans(own, _recent, shape, values):
+            assert re.search(_BETWEEN[own.database.name], plan), plan
+
+    def test_statements_of_a_call(self, sql: SqlBackend) -> None:
+        fill(sql)
+        with observed(sql) as statements:
+            assert len(sql.journal.recent(20).entries) == 20
+            assert len(statements) == 1
+            (line,) = sql.journal.recent(20, names=["saga 2999", "saga 7"]).entries
+            assert len(statements) == 3
+        assert (line.saga, line.at) == ("saga 2999", 999)
+
+
+def fill(sql: SqlBackend) -> None:
+    """Write entries, three at a time."""
+    columns = [column for column in journal.c if column.name != "prefix"]
+    numbers = range(3, ENTRIES + 3)
+    rows = [{each.name: n // 3 if isinstance(each.type, Integer) else f"{each.name} {n}" for each in columns} for n in numbers]
+    sql.database.run(lambda session: insert_rows(session, journal, rows))
+
+
+def analyse(sql: SqlBackend) -> None:
+    """Have the database make its statistics."""
+    with sql.database.connect() as connection:
+        connection.exec_driver_sql(f"ANALYZE {'TABLE ' if sql.database.name == 'mysql' else ''}saga_journal").close()
+
+
+def _plans(sql: SqlBackend, build: Build, shape: Shape, values: Values) -> Iterator[str]:
+    """Yield how a statement is run: on empty tables, on full ones, and once the database has its statistics of them."""
+    statement = sql.database.statement(build, shape)
+    for prepare in (lambda _: None, fill, analyse):
+        prepare(sql)
+        yield explained(sql, statement.text, statement.bind(values), in_transaction=False).lower()

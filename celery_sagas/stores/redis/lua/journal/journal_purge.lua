@@ -32,4 +32,9 @@ for _, digest in ipairs(redis.call('LRANGE', order, 0, ARGV[4] - 1)) do
   walked = walked + 1
 end
 redis.call('LTRIM', order, walked, -1)
+if redis.call('LLEN', order) == 0 then
+  redis.call('HDEL', heads, 'purged')
+elseif walked > 0 then
+  redis.call('HINCRBY', heads, 'purged', walked)
+end
 return removed > 0 and remember(removed) or 0
