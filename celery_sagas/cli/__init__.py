@@ -2,6 +2,7 @@
 
 import click
 
+from celery_sagas.cli.activity import activity
 from celery_sagas.cli.aggregates import aggregates
 from celery_sagas.cli.dead import dead
 from celery_sagas.cli.describe import describe
@@ -27,6 +28,7 @@ def sagas() -> None:
     """Inspect and set up celery-sagas."""
 
 
+sagas.add_command(activity)
 sagas.add_command(aggregates)
 sagas.add_command(dead)
 sagas.add_command(describe)

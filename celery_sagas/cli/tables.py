@@ -26,6 +26,20 @@ def aligned(rows: Sequence[Row]) -> list[str]:
     return ["  ".join([*map(str.ljust, row, widths), row[-1]]).rstrip() for row in shown]
 
 
+class Feed:
+    """A table whose rows come one after the other: a column grows when it must."""
+
+    def __init__(self, header: Row) -> None:
+        self._widths = [0] * len(header)
+        self.print([header])
+
+    def print(self, rows: Iterable[Row]) -> None:
+        """Print rows, each cell in one line."""
+        for cells in (tuple(map(line, row)) for row in rows):
+            self._widths = [max(width, len(cell)) for cell, width in zip(cells, self._widths, strict=True)]
+            click.echo("  ".join(cell.ljust(width) for cell, width in zip(cells, self._widths, strict=True)).rstrip())
+
+
 def print_json(facts: Iterable[Mapping[str, Any]]) -> None:
     """Print one object in each line."""
     for fact in facts:

@@ -8,12 +8,11 @@ import click
 
 from celery_sagas.cli import tables
 from celery_sagas.cli.app import opened, saga_named
+from celery_sagas.cli.entries import facts_of, outcome_of
 from celery_sagas.operate.facts import detail_of, parts_of
 from celery_sagas.stores.records import Entry
 
 _COLUMNS: Final = ("AT", "STEP", "OUTCOME", "VERSION", "SENT")
-#: The details of an entry that are shown: others have arguments and states.
-_SHOWN: Final = ("reason", "request", "came", "late", "asked", "sent", "scheduled", "deadline")
 
 
 @click.command()
@@ -38,23 +37,16 @@ def timeline(context: click.Context, name: str, key: str, everything: bool, limi
     ids = list(dict.fromkeys(entry.instance_id for entry in reversed(entries) if entry.instance_id))
     shown = entries if everything or not ids else [entry for entry in entries if entry.instance_id in ("", ids[0])]
     if as_json:
-        tables.print_json(map(_facts, shown))
+        tables.print_json(map(facts_of, shown))
         return
     tables.print_table(_COLUMNS, list(map(_row, shown)), "")
     if len(shown) < len(entries):
         click.echo(f"{len(entries) - len(shown):,} entries of earlier instances with this key are left out; --all shows them.")
 
 
-def _facts(entry: Entry) -> dict[str, Any]:
-    detail = detail_of(entry)
-    facts = {field: value for field, value in entry._asdict().items() if field not in ("attempt", "detail")}
-    return facts | {field: detail[field] for field in _SHOWN if field in detail}
-
-
 def _row(entry: Entry) -> tables.Row:
-    detail = detail_of(entry)
-    outcome = entry.outcome + (f" ({detail['reason']})" if detail.get("reason") else "") + (" late" if detail.get("late") else "")
-    return tables.time(entry.at), entry.step, outcome, str(entry.version or "-"), ", ".join(_sent(detail)) or "-"
+    sent = ", ".join(_sent(detail_of(entry))) or "-"
+    return tables.time(entry.at), entry.step, outcome_of(entry), str(entry.version or "-"), sent
 
 
 def _sent(detail: Mapping[str, Any]) -> Iterator[str]:

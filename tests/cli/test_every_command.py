@@ -9,7 +9,7 @@ from tests.cli.test_describe import run
 
 @pytest.mark.parametrize(
     "words",
-    [["aggregates", "list"], ["dead", "list"], ["relay"], ["schema"], ["show", "order", "1"], ["stats"], ["stuck"]],
+    [["activity"], ["aggregates", "list"], ["dead", "list"], ["relay"], ["schema"], ["show", "order", "1"], ["stats"], ["stuck"]],
     ids=" ".join,
 )
 def test_wrong_setting(app: Celery, words: list[str]) -> None:
@@ -21,7 +21,9 @@ def test_wrong_setting(app: Celery, words: list[str]) -> None:
     assert "Error: unknown setting saga_unknown" in result.output
 
 
-@pytest.mark.parametrize("words", [["aggregates", "list"], ["dead", "list"], ["show", "order", "1"], ["stuck"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [["activity"], ["aggregates", "list"], ["dead", "list"], ["show", "order", "1"], ["stuck"]], ids=" ".join
+)
 def test_connections_are_closed(app: Celery, words: list[str]) -> None:
     """A command leaves nothing open."""
     before = runtime_of(app)

@@ -54,3 +54,12 @@ def test_json_is_one_line_of_characters(capsys: pytest.CaptureFixture[str]) -> N
 
     assert [json.loads(line) for line in lines] == facts
     assert all(map(is_safe, lines))
+
+
+def test_columns_of_a_feed_grow(capsys: pytest.CaptureFixture[str]) -> None:
+    feed = tables.Feed(("A", "B"))
+    feed.print([("one", "x"), ("two\nlines", "")])
+    feed.print([])
+    feed.print([("1", "y\x1b")])
+
+    assert capsys.readouterr().out.splitlines() == ["A  B", "one  x", r"two\nlines  -", r"1           y\x1b"]

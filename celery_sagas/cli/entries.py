@@ -1,0 +1,23 @@
+"""Entries of the journal, as operators see them: without the arguments and states that they may have."""
+
+from typing import Any, Final
+
+from celery_sagas.operate.facts import detail_of
+from celery_sagas.stores.records import Entry
+
+#: The details of an entry that are shown: others have arguments and states.
+_SHOWN: Final = ("reason", "request", "came", "late", "asked", "sent", "scheduled", "deadline")
+
+
+def facts_of(entry: Entry) -> dict[str, Any]:
+    """Return what a program is told of an entry."""
+    detail = detail_of(entry)
+    facts = {field: value for field, value in entry._asdict().items() if field not in ("attempt", "detail")}
+    return facts | {field: detail[field] for field in _SHOWN if field in detail}
+
+
+def outcome_of(entry: Entry) -> str:
+    """Return the outcome of an entry, with why it is that one."""
+    detail = detail_of(entry)
+    reason, late = f" ({detail['reason']})" if detail.get("reason") else "", " late" if detail.get("late") else ""
+    return f"{entry.outcome or 'unreadable'}{reason}{late}"
