@@ -174,6 +174,13 @@ class Pending:
         others = (each for each in self.deferred if each.is_outcome and not each.is_of(steps, message_id))
         return any(each.awaited == addressed.id for each in others)
 
+    @property
+    def rows(self) -> set[str]:
+        """The rows of the outbox whose messages it waits for."""
+        rows = {timeout.row for timeout in self.timeouts.values()} | {request.row for request in self.requests.values()}
+        rows |= {deferred.row for deferred in self.deferred}
+        return rows | {self.undo.undoing.then_row} if self.undo.undoing else rows
+
     def take(self, addressed: Addressed, steps: Collection[str]) -> tuple[bool, bool]:
         """Remove the timeout or request that is handled; a series stays, and a request with an interim answer.
 

@@ -12,8 +12,9 @@ from celery_sagas.clock import time_s, utc_time
 from celery_sagas.core.names import storable
 from celery_sagas.core.registry import registry
 from celery_sagas.engine.aggregators.groups import Groups
-from celery_sagas.engine.dead_letters.dead_lettering import add_dead_letter, dead_letter_id_of, dead_letter_of
+from celery_sagas.engine.dead_letters.dead_lettering import add_dead_letter, dead_letter_of
 from celery_sagas.engine.outbox.dispatch import ERROR_CHARACTERS
+from celery_sagas.engine.outbox.kept import Next, is_kept, next_of
 from celery_sagas.engine.outbox.publishing import Publisher, probing
 from celery_sagas.engine.requests.gathers import Gathers
 from celery_sagas.engine.sweeps import Sweep, Tally
@@ -136,7 +137,7 @@ class _Batch:
     def publish(self, rows: Sequence[OutboxRow]) -> None:
         """Publish rows; release those that remain."""
         self.series = {row.id: row for row in rows if row.kind == SERIES}
-        known = self._pass_over_dead(self._pass_over_unknown(rows))
+        known = self._pass_over_unwanted(self._pass_over_unknown(rows))
         try:
             left = self._publish_known(known)
         finally:  # in any case: rows that are not removed are sent again
@@ -276,19 +277,23 @@ class _Batch:
             self.outbox.release(self.token, ids, int(delay_s * 1000))
         return known
 
-    def _pass_over_dead(self, rows: Sequence[OutboxRow]) -> list[OutboxRow]:
-        """Remove the rows whose messages were published before, and are dead letters: these take their place; return the rest."""
-        again = [row for row in rows if row.tried_at and not row.attempts]
-        dead = {row.id for row in again if self.relay.backend.dead.get(_dead_letter_id(row))}
-        if dead:
-            self.outbox.confirm(self.token, sorted(dead))
-        if lost := [row for row in again if row.id not in dead]:
+    def _pass_over_unwanted(self, rows: Sequence[OutboxRow]) -> list[OutboxRow]:
+        """Keep or remove the rows that were published before and are not to be published again; return the rest."""
+        ids: dict[Next, list[str]] = {each: [] for each in Next}
+        for row in filter(is_kept, rows):
+            ids[next_of(self.relay.backend, row)].append(row.id)
+        if ids[Next.REMOVED]:
+            self.outbox.confirm(self.token, ids[Next.REMOVED])
+        if ids[Next.KEPT]:
+            self._end(ids[Next.KEPT])
+        if lost := [row for row in rows if row.id in ids[Next.PUBLISHED]]:
             logger.warning(
                 "%d timeouts or deadlines were published and not handled, and are published again; the first is %s of the "
                 "instance %s, published at %s",
                 *(len(lost), lost[0].task, lost[0].instance_id, utc_time(lost[0].tried_at).isoformat(timespec="seconds")),
             )
-        return [row for row in rows if row.id not in dead]
+        unwanted = {*ids[Next.REMOVED], *ids[Next.KEPT]}
+        return [row for row in rows if row.id not in unwanted]
 
     def _is_unreadable(self, row: OutboxRow) -> bool:
         try:
@@ -369,11 +374,6 @@ def _dead_letter_of(row: OutboxRow, error: PublishError) -> DeadLetter:
     step = registry.steps.get(row.step)
     dead_letter = dead_letter_of(row.task, row.message_id, step.saga.name if step else "", error.__cause__ or error, row.payload)
     return dead_letter._replace(text=storable(error.reason, ERROR_CHARACTERS))
-
-
-def _dead_letter_id(row: OutboxRow) -> str:
-    step = registry.step_named(row.task)
-    return dead_letter_id_of(step.name if step else row.task, row.message_id)
 
 
 def _named(row: OutboxRow, error: PublishError) -> tuple[str, str, int, str]:

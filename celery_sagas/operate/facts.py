@@ -110,10 +110,13 @@ def due_of(facts: Facts) -> list[Due]:
 
 
 def _due_of(facts: Facts, pending: Pending) -> Iterator[Due]:
+    held = {deferred.awaited for deferred in pending.deferred}  # it came, and waits with the instance
     for name, timeout in pending.timeouts.items():
+        if timeout.id in held:
+            continue
         yield Due(What.TIMEOUT, name, time_of(timeout), timeout.row, timeout.step, timeout.every is not None)
     for request in facts.requests:
-        if request.at:
+        if request.at and request.id not in held:
             yield Due(What.DEADLINE, name_of(request), request.at, request.row, request.otherwise)
         if request.sent_at and request.sent_row in facts.rows:  # it is removed once it was published
             yield Due(What.REQUEST, name_of(request), request.sent_at, request.sent_row, request.task)

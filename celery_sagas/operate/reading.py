@@ -4,6 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final, NamedTuple, TypeAlias
 
+from pydantic import ValidationError
+
 from celery_sagas.clock import LAST_MS
 from celery_sagas.core.codec import load
 from celery_sagas.core.ids import row_id
@@ -15,7 +17,7 @@ from celery_sagas.core.status import text_of
 from celery_sagas.engine.dead_letters.dead_lettering import dead_letter_id_of
 from celery_sagas.engine.instance import pending_of
 from celery_sagas.engine.outcomes import Kind
-from celery_sagas.errors import NewerState, StoreError, UnreadableState
+from celery_sagas.errors import NewerState, StoreError, UnreadableState, problems_text
 from celery_sagas.operate.facts import Facts, detail_of, parts_of
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import ID, KEY, DeadLetter, Entry, Lookup, OutboxGlance, Record
@@ -29,6 +31,8 @@ DEAD_LETTERS: Final = 50
 GATHERS: Final = 10
 #: How often an instance is read that changes meanwhile.
 _TRIES: Final = 3
+#: How many problems of a state are named.
+_PROBLEMS: Final = 5
 #: How many rows are read at once.
 _AT_ONCE: Final = 500
 
@@ -112,10 +116,20 @@ def _decoded(saga: SagaDefinition, record: Record) -> _Decoded:
         state, _ = load(saga, record.key, record.data, record.schema_version)
         status = text_of(getattr(state, saga.status_by, None)) if saga.status_by else None
     except (UnreadableState, NewerState) as exc:
-        problems.append(exc)
+        problems.append(_without_values(exc))
     except Exception as exc:  # of upgrade(), or of a validator: what a worker would dead-letter
         problems.append(UnreadableState(saga.name, record.key, f"its code raised {type(exc).__name__}"))
     return _Decoded(pending, status, problems)
+
+
+def _without_values(problem: Problem) -> Problem:
+    """Return a problem without the texts of a validation, which may have hidden values: with the kind of each instead."""
+    cause = problem.__cause__
+    if not isinstance(cause, ValidationError):
+        return problem
+    found = cause.errors(include_url=False, include_context=False, include_input=False)
+    kinds = [(".".join(map(str, each["loc"])), each["type"].replace("_", " ")) for each in found[:_PROBLEMS]]
+    return UnreadableState(problem.saga, problem.key, problems_text(kinds))
 
 
 def _checked(pending: Pending, record: Record) -> Pending:

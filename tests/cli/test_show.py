@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pytest
 import redis
 from celery import Celery, shared_task
-from pydantic import Field
+from pydantic import BaseModel, Field, field_validator
 
 from celery_sagas import Failure, Gathered, Saga
 from celery_sagas.core.ids import row_id
@@ -395,7 +395,7 @@ def test_damaged_record(new_app: NewApp, shop: Any, redis_url: str) -> None:
         ({"format": 1, "requests": {"a": {"task": 1, "then": "s"}}}, "", 1, "unreadable", "the pending map is not of its form"),
         ({}, "swordfish", 1, "unreadable", "it is no JSON"),
         ({}, '["swordfish"]', 1, "unreadable", "it is no JSON object"),
-        ({}, '{"city": "Oslo", "pin": ["swordfish"]}', 1, "unreadable", "order_id: Field required"),
+        ({}, '{"city": "Oslo", "pin": ["swordfish"]}', 1, "unreadable", "order_id: missing"),
         ({}, '{"order_id": "1", "details": ' + "[" * 900 + "]" * 900 + "}", 1, "unreadable", "it is no JSON"),
     ],
 )
@@ -428,6 +428,40 @@ def test_state_whose_upgrade_raises(app: Celery, definitions: None) -> None:
     put(app, {})
     assert "It cannot be read: its code raised Oops." in show(app, "order", "1")
     assert 'order_id  "1"' in show(app, "order", "1")
+
+
+def test_hidden_values_are_in_no_problem(app: Celery, definitions: None) -> None:
+    """The texts of a validation may have them: those of validators of the user's, and of unions."""
+
+    class Cat(BaseModel):
+        kind: Literal["cat"]
+
+    class Dog(BaseModel):
+        kind: Literal["dog"]
+
+    class Order(Saga, correlate_by="order_id"):
+        order_id: str
+        pin: str = Field(default="1", repr=False)
+        pet: Cat | Dog | None = Field(default=None, discriminator="kind", repr=False)
+        password: Any = None
+
+        @field_validator("pin", "password")
+        @classmethod
+        def check(cls, value: Any) -> Any:
+            if value and "SWORDFISH" in value:
+                raise ValueError(f"{value} is not allowed")
+            return value
+
+    @Order.starts
+    def place(order: Order, order_id: str) -> None: ...
+
+    place("1")
+    state = {"order_id": "1", "pin": "SWORDFISH", "pet": {"kind": "SWORDFISH"}, "password": "SWORDFISH"}
+    put(app, {}, data=json.dumps(state))
+    assert verdict(app) == "unreadable"
+    for words in ((), ("--all",), ("--json",)):
+        assert "SWORDFISH" not in show(app, "order", "1", *words)
+    assert "It cannot be read: pin: value error; pet: union tag invalid; password: value error." in show(app, "order", "1")
 
 
 def test_hidden_values(app: Celery, shop: Any) -> None:

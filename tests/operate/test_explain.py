@@ -74,6 +74,14 @@ def charge(**others: Any) -> Request:
     return Request(**{"id": "request", "task": "shop.charge", "then": "order.charged", "otherwise": "order.failed", **others})
 
 
+def test_timeout_that_has_come_and_waits_is_not_overdue():
+    """It waits with the instance, for another status."""
+    waits = Deferred("m", "order.remind", NOW - 3 * HOUR, "m", "{}", awaited="of the timeout")
+    pending = Pending(timeouts={"delivery": Timeout("of the timeout", ROW, "order.remind", NOW - 3 * HOUR)}, deferred=[waits])
+    kept = row(tried_at=NOW - 3 * HOUR, available_at=NOW + HOUR)
+    assert explain(facts(pending, kept)).verdict is Verdict.DEFERRED
+
+
 def deferred(*steps: str, **others: Any) -> Pending:
     """Make a pending map with messages that wait for another status."""
     waiting = [Deferred(f"message {name}", name, NOW - (3 - n) * HOUR, "id", "{}", **others) for n, name in enumerate(steps)]

@@ -4,10 +4,11 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import Mock
 from uuid import uuid4
 
@@ -19,9 +20,10 @@ from celery_sagas import Batch, Saga, aggregator
 from celery_sagas.engine.relay import Relay
 from celery_sagas.engine.sweeps import Sweep
 from celery_sagas.errors import StoreUnavailable
+from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.ports import Backend
-from celery_sagas.stores.records import Outgoing
-from celery_sagas.testing.samples import dead_letter, new_id, send
+from celery_sagas.stores.records import Change, Effects, OutboxRow, Outgoing
+from celery_sagas.testing.samples import by_key, dead_letter, entry, found, new_id, send
 from celery_sagas.worker.process import control, relay
 from celery_sagas.worker.process.relay import RelayThreads, open_relay, relay_of, terms_of
 from celery_sagas.worker.runtime import close_runtime, runtime_of
@@ -76,6 +78,81 @@ def test_sends_timeouts(fast: Celery, thread: RelayThreads, order: Any) -> None:
     assert backend_of(fast).outbox.count() == 0
     assert order.saga.find("42").reminders == 1
     assert worker.done[0].task == "order.remind"
+
+
+class TestKept:
+    """A timeout that was published, and whose row is due again."""
+
+    @pytest.fixture
+    def relay(self, fast: Celery, order: Any) -> Relay:
+        """A relay that has published it."""
+        order.place("42")
+        relay = open_relay(runtime_of(fast))
+        wait_until(lambda: relay.sweep().sent, "a timeout that is sent")
+        return relay
+
+    def test_published_again_while_its_instance_waits(self, fast: Celery, relay: Relay) -> None:
+        due_again(relay)
+        assert relay.sweep().sent == 1
+        assert relay.backend.outbox.count() == 1
+        worker = Worker(fast)
+        worker.run()
+        assert [done.task for done in worker.done] == ["order.remind", "order.remind"]
+        assert relay.backend.outbox.count() == 0
+
+    def test_removed_if_its_instance_does_not_wait(self, relay: Relay) -> None:
+        """A worker of an earlier release has handled the message, and left the row."""
+        due_again(relay)
+        record = found(relay.backend, by_key("42", ("order",)))
+        change = Change(("order",), record.schema_version, record.data, "{}")
+        relay.backend.sagas.update(record, change, Effects(entry(record)))
+        assert (relay.sweep().sent, relay.backend.outbox.count()) == (0, 0)
+
+    def test_removed_if_its_message_has_failed(self, relay: Relay) -> None:
+        """Its dead letter was retried, under another id."""
+        [row] = due_again(relay)
+        failed = entry(step="order.remind", message_id=row.message_id, outcome="failed")
+        relay.backend.sagas.record(Effects(failed))
+        assert (relay.sweep().sent, relay.backend.outbox.count()) == (0, 0)
+
+    def test_kept_if_it_waits_with_its_instance(self, fast: Celery, at_one_time: None) -> None:
+        """For another status: it may be lost once more when it is released."""
+
+        class Door(Saga, correlate_by="name", status_by="status"):
+            name: str
+            status: Literal["shut", "open"] = "shut"
+
+        @Door.handles(when="open", if_not="defer")
+        def ring(door: Door) -> None: ...
+
+        @Door.starts
+        def put(door: Door, name: str) -> None:
+            door.schedule(ring, after=timedelta(milliseconds=300))
+
+        put("a")
+        relay = open_relay(runtime_of(fast))
+        wait_until(lambda: relay.sweep().sent, "a timeout that is sent")
+        Worker(fast).run()
+        assert [each.step for each in Door.find("a").saga.deferred] == ["door.ring"]
+        for _ in range(2):
+            due_again(relay)
+            assert (relay.sweep().sent, relay.backend.outbox.count()) == (0, 1)
+
+    def test_published_again_if_that_cannot_be_read(self, relay: Relay) -> None:
+        due_again(relay)
+        record = found(relay.backend, by_key("42", ("order",)))
+        change = Change(("order",), record.schema_version, record.data, "[]")
+        relay.backend.sagas.update(record, change, Effects(entry(record)))
+        assert relay.sweep().sent == 1
+
+
+def due_again(relay: Relay) -> list[OutboxRow]:
+    """Let the rows that were published be due again; return them."""
+    assert isinstance(relay.backend, MemoryBackend)
+    state = relay.backend._state
+    for row in list(state.outbox):
+        state.outbox.put(replace(row, due_since=1))
+    return [row.message for row in state.outbox]
 
 
 def test_step_of_another_worker_is_left_to_it(fast: Celery, thread: RelayThreads, order: Any) -> None:
