@@ -1,7 +1,8 @@
 """``celery sagas list``: the live instances."""
 
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import chain, islice
 from typing import Any, Final
 
 import click
@@ -9,17 +10,22 @@ import click
 from celery_sagas.cli import tables
 from celery_sagas.cli.addresses import value_of
 from celery_sagas.cli.app import opened, saga_named
+from celery_sagas.cli.following import Tail, follow
 from celery_sagas.core.pending import NewerFormat, Pending, read_pending
 from celery_sagas.core.registry import registry
 from celery_sagas.core.requests.requests import Request
 from celery_sagas.core.saga import SagaDefinition
-from celery_sagas.engine.listing import glances, tag_of
+from celery_sagas.engine.listing import changed, glances, tag_of
 from celery_sagas.errors import StoreUnavailable
 from celery_sagas.stores.instances import Glance
+from celery_sagas.stores.ports import Backend
+from celery_sagas.stores.records import Entry
 from celery_sagas.worker.runtime import Runtime
 
 #: Where counts stop: operators need no more, and each counts what it returns.
 _COUNTED: Final = 10_000
+#: Of so many instances it is remembered which version was shown.
+_REMEMBERED: Final = 100_000
 _SAGAS: Final = ("SAGA", "INSTANCES")
 _INSTANCES: Final = ("KEY", "VERSION", "CREATED", "CHANGED", "WAITS FOR", "ID")
 
@@ -29,21 +35,26 @@ _INSTANCES: Final = ("KEY", "VERSION", "CREATED", "CHANGED", "WAITS FOR", "ID")
 @click.option("--by", metavar="FIELD=VALUE", help="Only instances with this value of a field in search_by.")
 @click.option("--oldest-first", is_flag=True, help="Begin with those that no message has changed for the longest time.")
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="How many, at most.")
+@click.option("--follow", "follows", is_flag=True, help="Then show each instance that is changed, until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object in each line, with everything that is known.")
 @click.pass_context
 def list_instances(
-    context: click.Context, name: str | None, by: str | None, oldest_first: bool, limit: int, as_json: bool
+    context: click.Context, name: str | None, by: str | None, oldest_first: bool, limit: int, follows: bool, as_json: bool
 ) -> None:
     """Show the live instances of a saga, the ones that were changed last first; or without SAGA, how many there are of each."""
-    if name is None and (by or oldest_first):
-        raise click.UsageError("name a saga with --by and --oldest-first")
+    if name is None and (by or oldest_first or follows):
+        raise click.UsageError("name a saga with --by, --oldest-first and --follow")
     if by and oldest_first:
         raise click.UsageError("--oldest-first is for all instances: those with a value are listed by when they began")
-    with opened(context) as runtime:
+    if follows and (by or oldest_first):
+        raise click.UsageError("--follow is for all instances, the ones that were changed last at the end")
+    with suppress(*[KeyboardInterrupt] * follows), opened(context) as runtime:
         if name is None:
             _print_counts(runtime, as_json=as_json)
             return
         saga = saga_named(name)
+        if follows:
+            _follow(runtime.backends.of(saga), saga, limit, as_json=as_json)
         tag = tag_of(saga, {} if by is None else value_of(by))
         found = glances(runtime.backends.of(saga), saga, tag, oldest_first=oldest_first)
         _print_instances(saga, list(islice(found, limit)), as_json=as_json)
@@ -72,6 +83,36 @@ def _count(runtime: Runtime, saga: SagaDefinition) -> int:
     if not backend.has_instances:
         return sum(backend.sagas.count(saga.names).values())
     return sum(backend.instances.count(name, _COUNTED + 1) for name in saga.names)
+
+
+def _follow(backend: Backend, saga: SagaDefinition, limit: int, *, as_json: bool) -> None:
+    """Show the instances that were changed last, then each one again in which another version is seen."""
+    tail = Tail(backend, saga.names)
+    tail.look()
+    newest = list(islice(glances(backend, saga, None), limit))[::-1]
+    versions, feed = dict[str, int](), None if as_json else tables.Feed(_INSTANCES)
+    for found in chain([newest], _changes(backend, saga, tail)):
+        new = [glance for glance in found if versions.get(glance.id) != glance.version]
+        if len(versions) > _REMEMBERED:
+            versions.clear()
+        versions |= {glance.id: glance.version for glance in new}
+        if feed is None:
+            tables.print_json(map(_facts, new))
+        else:
+            feed.print(map(_row, new))
+
+
+def _changes(backend: Backend, saga: SagaDefinition, tail: Tail) -> Iterator[list[Glance]]:
+    """Yield the instances that are changed, again and again."""
+    left: list[Entry] = []
+    for entries in follow([tail]):
+        left += entries
+        try:
+            found = list(changed(backend, saga, left))
+        except StoreUnavailable:
+            continue  # the next look says so
+        left = []
+        yield found
 
 
 def _print_instances(saga: SagaDefinition, found: Sequence[Glance], *, as_json: bool) -> None:

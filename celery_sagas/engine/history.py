@@ -31,16 +31,16 @@ def history_of(journal: Journal, saga: SagaDefinition, key: str) -> History:
         StoreError: The journal cannot be read.
     """
     entries = journal.history(saga.names, key, MESSAGES)
-    instance_id = next((entry.instance_id for entry in reversed(entries) if _has_changed_it(entry)), "")
+    instance_id = next((entry.instance_id for entry in reversed(entries) if has_changed_it(entry)), "")
     if not instance_id:
         raise HistoryError(saga.name, key, "the journal knows no instance", "The key is its canonical text, as in the log")
-    own = [entry for entry in entries if entry.instance_id == instance_id and _has_changed_it(entry)]
+    own = [entry for entry in entries if entry.instance_id == instance_id and has_changed_it(entry)]
     found = list(_messages(saga, sorted(own, key=lambda entry: entry.version)))
     _check_whole(saga, key, found, is_cut=len(entries) == MESSAGES)
     return History(saga=saga.name, key=key, instance=instance_id, messages=found)
 
 
-def _has_changed_it(entry: Entry) -> bool:
+def has_changed_it(entry: Entry) -> bool:
     """Return whether the instance has another version since then: a message that was ignored, or has failed, changes nothing."""
     return bool(entry.instance_id and entry.version) and entry.outcome != Kind.FAILED
 

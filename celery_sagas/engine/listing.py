@@ -1,18 +1,19 @@
 """The live instances of a saga, read in pages."""
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any, Final, Generic, TypeVar
 
 from celery_sagas.core.saga import SagaDefinition
+from celery_sagas.engine.history import has_changed_it
 from celery_sagas.engine.instance import ReadOutcomes, load_instance
 from celery_sagas.errors import CorrelationError, DefinitionError, UnreadableState
-from celery_sagas.stores.instances import Glance, Instances, Page
+from celery_sagas.stores.instances import Glance, Instances, Page, glance_at
 from celery_sagas.stores.ports import Backend
-from celery_sagas.stores.records import Record
+from celery_sagas.stores.records import Entry, Record
 
 StateT = TypeVar("StateT")
 #: Returns the place of an instance in the order of a listing.
@@ -61,19 +62,8 @@ class Listing(Generic[StateT]):
     def _records(self) -> Iterator[Record | UnreadableState]:
         found = glances(self._backend, self._saga, self._tag, oldest_first=self._oldest_first)
         while part := list(islice(found, _PAGE)):
-            read: dict[str, Record | UnreadableState] = {}
-            for name in reversed(self._saga.names):  # see glances()
-                read |= self._read(name, [glance.id for glance in part if glance.id not in read])
+            read = read_records(self._backend, self._saga, [glance.id for glance in part])
             yield from (read[glance.id] for glance in part if glance.id in read)
-
-    def _read(self, name: str, ids: Sequence[str]) -> Mapping[str, Record | UnreadableState]:
-        """Return instances by their ids; in the place of a record that is damaged, the error."""
-        try:
-            return {record.id: record for record in self._backend.instances.read(name, ids)} if ids else {}
-        except UnreadableState as exc:
-            if len(ids) == 1:
-                return {ids[0]: exc}
-            return {id: each for one in ids for id, each in self._read(name, [one]).items()}
 
     def _load(self, read: Record | UnreadableState) -> Any:
         if isinstance(read, UnreadableState):
@@ -142,6 +132,31 @@ def glances(
         left = [each for each in merged if not start or is_behind(by_place(each), start)]
         shown = [each for each in left if not end or not is_behind(by_place(each), end)]
         yield from sorted(shown, key=by_place, reverse=not oldest_first)
+
+
+def changed(backend: Backend, saga: SagaDefinition, entries: Iterable[Entry]) -> Iterator[Glance]:
+    """Yield the instances that the messages of entries have changed, as they are now; not those that have ended since."""
+    ids = iter(dict.fromkeys(entry.instance_id for entry in entries if has_changed_it(entry)))
+    while part := list(islice(ids, _PAGE)):
+        read = read_records(backend, saga, part)
+        yield from (glance_at(record) for id in part if isinstance(record := read.get(id), Record))
+
+
+def read_records(backend: Backend, saga: SagaDefinition, ids: Sequence[str]) -> Mapping[str, Record | UnreadableState]:
+    """Return the instances with some ids, under whichever name they are; in the place of a record that is damaged, the error."""
+    read: dict[str, Record | UnreadableState] = {}
+    for name in reversed(saga.names):  # see glances()
+        read |= _read(backend.instances, name, [id for id in ids if id not in read])
+    return read
+
+
+def _read(instances: Instances, name: str, ids: Sequence[str]) -> Mapping[str, Record | UnreadableState]:
+    try:
+        return {record.id: record for record in instances.read(name, ids)} if ids else {}
+    except UnreadableState as exc:
+        if len(ids) == 1:
+            return {ids[0]: exc}
+        return {id: each for one in ids for id, each in _read(instances, name, [one]).items()}
 
 
 def _page(

@@ -44,6 +44,13 @@ class Glance(NamedTuple):
         return place(self.updated_at, self.id)
 
 
+def glance_at(record: Record) -> Glance:
+    """Return an instance as a page shows it."""
+    pending = record.pending if len(record.pending.encode()) <= PENDING else None
+    about = (record.id, record.saga, record.key, record.version, record.schema_version)
+    return Glance(*about, len(record.data.encode()), pending, record.created_at, record.updated_at)
+
+
 class Page(NamedTuple):
     """Some instances, in the order in which they were asked for."""
 

@@ -7,11 +7,13 @@ import pytest
 from celery import Celery, shared_task
 
 from celery_sagas import Saga
+from celery_sagas.errors import StoreUnavailable
 from celery_sagas.stores.instances import PENDING, Glance, Page
 from celery_sagas.stores.memory.instances import MemoryInstances
 from celery_sagas.stores.records import Change
-from celery_sagas.testing.samples import effects
+from celery_sagas.testing.samples import by_key, effects, entry, found, new_record
 from tests.apps import NewApp, backend_of
+from tests.cli.interrupting import pauses
 from tests.cli.test_describe import run
 
 
@@ -173,7 +175,10 @@ def test_nothing_to_show(app: Celery, place: Any) -> None:
         (("order", "--by", "city"), 2, "--by takes FIELD=VALUE, such as --by status=paid"),
         (("order", "--by", "name=x"), 1, "it cannot be listed by name. It is listed by city; search_by= declares more"),
         (("order", "--by", "city="), 1, "city: '' is no key: it is empty"),
-        (("--by", "city=Oslo"), 2, "name a saga with --by and --oldest-first"),
+        (("--by", "city=Oslo"), 2, "name a saga with --by, --oldest-first and --follow"),
+        (("--follow",), 2, "name a saga with --by, --oldest-first and --follow"),
+        (("order", "--follow", "--by", "city=Oslo"), 2, "--follow is for all instances"),
+        (("order", "--follow", "--oldest-first"), 2, "--follow is for all instances"),
         (("order", "--by", "city=Oslo", "--oldest-first"), 2, "--oldest-first is for all instances"),
         (("order", "--limit", "0"), 2, "0 is not in the range"),
     ],
@@ -182,3 +187,100 @@ def test_wrong_arguments(app: Celery, place: Any, arguments: tuple[str, ...], st
     result = run(app, "list", *arguments)
     assert result.exit_code == status
     assert text in " ".join(result.output.split())
+
+
+class TestFollowing:
+    """``--follow`` shows instances as they are changed, until Ctrl-C."""
+
+    @pytest.fixture
+    def steps(self, app: Celery) -> Any:
+        """Steps of a saga that had another name."""
+
+        class Order(Saga, correlate_by="order_id", formerly="purchase"):
+            order_id: str
+            total: int = 0
+
+        @Order.starts(if_exists="ignore")
+        def place(order: Order, order_id: str) -> None: ...
+
+        @Order.handles
+        def add(order: Order, order_id: str) -> None:
+            order.total += 1
+
+        @Order.handles
+        def end(order: Order, order_id: str) -> None:
+            order.complete()
+
+        return place, add, end
+
+    def _rows(self, output: str) -> list[list[str]]:
+        return [line.split()[:2] for line in output.splitlines()[1:]]
+
+    def test_changes(self, app: Celery, steps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        place, add, end = steps
+        place("1")
+        place("2")
+        pauses(monkeypatch, lambda: (add("1"), place("2")), lambda: place("3"), lambda: None, lambda: (add("2"), end("1")))
+        result = run(app, "list", "order", "--follow")
+        assert (result.exit_code, result.stderr) == (0, "")
+        assert result.output.splitlines()[0].split() == ["KEY", "VERSION", "CREATED", "CHANGED", "WAITS", "FOR", "ID"]
+        rows = self._rows(result.output)
+        assert rows == [["1", "1"], ["2", "1"], ["1", "2"], ["3", "1"], ["2", "2"]]
+
+    def test_several_changes_between_two_looks(self, app: Celery, steps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """They are one line, in which the instance is as it is then."""
+        place, add, _ = steps
+        place("1")
+        pauses(monkeypatch, lambda: (add("1"), add("1")), lambda: None)
+        assert self._rows(run(app, "list", "order", "--follow").output) == [["1", "1"], ["1", "3"]]
+
+    def test_change_that_is_seen_before_its_entry(self, app: Celery, steps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It comes once."""
+        place, add, _ = steps
+        place("1")
+        read = MemoryInstances.read
+
+        def read_late(instances: MemoryInstances, name: str, ids: list[str]) -> Any:
+            monkeypatch.setattr(MemoryInstances, "read", read)
+            add("1")
+            return read(instances, name, ids)
+
+        monkeypatch.setattr(MemoryInstances, "read", read_late)
+        pauses(monkeypatch, lambda: add("1"), lambda: None)
+        assert self._rows(run(app, "list", "order", "--follow").output) == [["1", "1"], ["1", "3"]]
+
+    def test_the_newest_of_earlier_ones(self, app: Celery, steps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Another one comes if it is changed, but not for a message that has failed."""
+        place, *_ = steps
+        for number in range(9):
+            place(str(number))
+        failed = entry(found(backend_of(app), by_key("1")), outcome="failed", version=1)
+        pauses(monkeypatch, lambda: backend_of(app).sagas.record(effects(line=failed)))
+        assert self._rows(run(app, "list", "order", "--follow", "--limit", "2").output) == [["7", "1"], ["8", "1"]]
+
+    def test_instance_under_a_former_name(self, app: Celery, steps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        _, add, _ = steps
+        new = new_record("1", names=("purchase",), data='{"order_id": "1"}')._replace(schema_version=1, pending="{}")
+        backend_of(app).sagas.insert(new, effects(new))
+        pauses(monkeypatch, lambda: add("1"))
+        output = run(app, "list", "order", "--follow", "--json").output
+        assert [(each["saga"], each["version"]) for each in map(json.loads, output.splitlines())] == [
+            ("purchase", 1),
+            ("purchase", 2),
+        ]
+
+    def test_store_that_is_away_for_a_while(self, app: Celery, steps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What was changed meanwhile is not lost."""
+        place, add, _ = steps
+        place("1")
+        place("2")
+        read, failing = MemoryInstances.read, iter([True, True, False])
+
+        def read_later(*args: Any) -> Any:
+            if next(failing, False):
+                raise StoreUnavailable("memory://", "it is away")
+            return read(*args)
+
+        monkeypatch.setattr(MemoryInstances, "read", read_later)
+        pauses(monkeypatch, lambda: add("1"), lambda: add("2"), lambda: None)
+        assert sorted(self._rows(run(app, "list", "order", "--follow").output)[2:]) == [["1", "2"], ["2", "2"]]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from heapq import nlargest, nsmallest
 from itertools import islice
 
-from celery_sagas.stores.instances import PENDING, Glance, Instances, Page, check_place
+from celery_sagas.stores.instances import Glance, Instances, Page, check_place, glance_at
 from celery_sagas.stores.memory.state import MemoryStore
 from celery_sagas.stores.records import Record
 
@@ -16,11 +16,11 @@ class MemoryInstances(MemoryStore, Instances):
         if after:
             check_place(after)
         with self._state.lock:
-            return _page(map(_glance, self._under(name)), lambda each: each.place, limit, after, oldest_first=oldest_first)
+            return _page(map(glance_at, self._under(name)), lambda each: each.place, limit, after, oldest_first=oldest_first)
 
     def tagged(self, name: str, tag: tuple[str, str], limit: int, after: str = "") -> Page:
         with self._state.lock:
-            return _page(map(_glance, self._under(name, tag)), lambda each: each.id, limit, after)
+            return _page(map(glance_at, self._under(name, tag)), lambda each: each.id, limit, after)
 
     def read(self, name: str, ids: Sequence[str]) -> list[Record]:
         with self._state.lock:
@@ -45,9 +45,3 @@ def _page(
     left = (each for each in found if not after or follows(position(each), after))
     chosen = (nsmallest if oldest_first else nlargest)(limit + 1, left, key=position)
     return Page(tuple(chosen[:limit]), position(chosen[limit - 1]) if len(chosen) > limit else "")
-
-
-def _glance(record: Record) -> Glance:
-    pending = record.pending if len(record.pending.encode()) <= PENDING else None
-    about = (record.id, record.saga, record.key, record.version, record.schema_version)
-    return Glance(*about, len(record.data.encode()), pending, record.created_at, record.updated_at)
