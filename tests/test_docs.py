@@ -68,7 +68,7 @@ def test_graph_page_shows_the_warnings_of_its_saga(tmp_path):
     page = (DOCS / "graph.md").read_text()
     (program,) = re.findall(r"^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
     (tmp_path / "rentals.py").write_text(program)
-    command = [sys.executable, "-m", "celery", "-A", "rentals", "sagas", "describe", "rental", "--graph", "text"]
+    command = [sys.executable, "-m", "celery", "-A", "rentals", "sagas", "graph", "rental"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stderr == page.partition("## Warnings")[2].partition("```text\n")[2].partition("```")[0]
 

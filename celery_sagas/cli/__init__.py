@@ -7,6 +7,7 @@ from celery_sagas.cli.aggregates import aggregates
 from celery_sagas.cli.dead import dead
 from celery_sagas.cli.describe import describe
 from celery_sagas.cli.export import export
+from celery_sagas.cli.graph import graph
 from celery_sagas.cli.listing import list_instances
 from celery_sagas.cli.migrate import migrate
 from celery_sagas.cli.relay import relay
@@ -33,6 +34,7 @@ sagas.add_command(aggregates)
 sagas.add_command(dead)
 sagas.add_command(describe)
 sagas.add_command(export)
+sagas.add_command(graph)
 sagas.add_command(list_instances)
 sagas.add_command(migrate)
 sagas.add_command(relay)

@@ -29,15 +29,24 @@ def app_of(context: click.Context) -> Celery:
 
 
 @contextmanager
-def opened(context: click.Context) -> Iterator[Runtime]:
-    """Open what the sagas and aggregators of a command's app use; report errors in one sentence."""
+def defined(context: click.Context) -> Iterator[Celery]:
+    """Import what a command's app defines; report errors in one sentence."""
     app = app_of(context)
     try:
         app.loader.import_default_modules()
         app.finalize()
-        yield runtime_of(app)
+        yield app
     except SagaError as exc:
         raise click.ClickException(tables.block(str(exc))) from exc
+
+
+@contextmanager
+def opened(context: click.Context) -> Iterator[Runtime]:
+    """Open what the sagas and aggregators of a command's app use; report errors in one sentence."""
+    app = app_of(context)
+    try:
+        with defined(context):
+            yield runtime_of(app)
     finally:
         close_runtime(app)
 

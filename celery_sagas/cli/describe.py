@@ -6,13 +6,11 @@ from typing import Any
 
 import click
 
-from celery_sagas.cli.app import app_of
-from celery_sagas.cli.graph import FORMATS, registered_graph
-from celery_sagas.core.graph.checks import warnings_of
+from celery_sagas.cli.app import defined
+from celery_sagas.cli.graph import FORMATS, print_graphs
 from celery_sagas.core.registry import registry
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.step import StepDefinition
-from celery_sagas.errors import ConfigurationError, DefinitionError
 
 
 @click.command()
@@ -26,17 +24,13 @@ from celery_sagas.errors import ConfigurationError, DefinitionError
 @click.pass_context
 def describe(context: click.Context, names: tuple[str, ...], graph_format: str | None) -> None:
     """Show sagas, their steps and their correlation rules; all of them, or those named."""
-    try:
-        app_of(context).loader.import_default_modules()
-        app_of(context).finalize()
+    with defined(context):
         sagas = _chosen(names)
-        graphs = [registered_graph(saga) for saga in sagas] if graph_format else []
-        shown = [FORMATS[graph_format](graph) for graph in graphs] if graph_format else [_description(saga) for saga in sagas]
-    except (ConfigurationError, DefinitionError) as exc:
-        raise click.ClickException(str(exc)) from exc
-    click.echo("\n\n".join(shown) or "No sagas are defined in the modules that the app imports.")
-    for warning in (each for graph in graphs for each in warnings_of(graph)):
-        click.echo(f"Warning: {warning}", err=True)
+        if graph_format:
+            print_graphs(sagas, graph_format)
+        else:
+            descriptions = "\n\n".join(map(_description, sagas))
+            click.echo(descriptions or "No sagas are defined in the modules that the app imports.")
 
 
 def _chosen(names: tuple[str, ...]) -> list[SagaDefinition]:

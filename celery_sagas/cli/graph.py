@@ -1,26 +1,73 @@
-"""The graph of a saga, in the formats that ``celery sagas describe --graph`` knows."""
+"""``celery sagas graph``: the graph of a saga, in several formats, and what an instance has to do with its steps."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import click
 from celery import Task
 from celery.canvas import Signature
 from celery.exceptions import NotRegistered
 from celery.local import Proxy
 
+from celery_sagas.cli import tables
+from celery_sagas.cli.app import defined, opened, saga_named
+from celery_sagas.core.graph.checks import warnings_of
 from celery_sagas.core.graph.code import Vocabulary
 from celery_sagas.core.graph.drawing import dot, drawing_of, mermaid, text
+from celery_sagas.core.graph.marks import Marks, awaited_steps, marks_of
 from celery_sagas.core.graph.model import SagaGraph, graph_of
 from celery_sagas.core.registry import registry
 from celery_sagas.core.saga import SagaDefinition
+from celery_sagas.engine.instance import lookup_in, pending_of
+from celery_sagas.engine.outcomes import Kind
+from celery_sagas.errors import NewerState, UnreadableState
+from celery_sagas.stores.ports import Backend
+from celery_sagas.stores.records import KEY, Record
 from celery_sagas.worker.events import publish
 
-#: What each format makes of a graph.
-FORMATS: Final[Mapping[str, Callable[[SagaGraph], str]]] = {
-    "mermaid": lambda graph: mermaid(drawing_of(graph)),
-    "dot": lambda graph: dot(drawing_of(graph)),
+#: What each format makes of a graph, perhaps with marks.
+FORMATS: Final[Mapping[str, Callable[[SagaGraph, Marks | None], str]]] = {
+    "mermaid": lambda graph, marks: mermaid(drawing_of(graph, marks)),
+    "dot": lambda graph, marks: dot(drawing_of(graph, marks)),
     "text": text,
 }
+#: The outcomes of the messages of which the step has run.
+_TAKEN: Final = frozenset({Kind.STARTED.value, Kind.HANDLED.value, Kind.COMPLETED.value})
+#: How far back the journal is read.
+_ENTRIES: Final = 10_000
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[SAGA]...")
+@click.option(
+    "--format", "form", type=click.Choice(list(FORMATS)), default="text", show_default=True, help="text, mermaid or dot."
+)
+@click.option("--of", "key", metavar="KEY", help="Mark what the newest instance with this key has done, and what it waits for.")
+@click.pass_context
+def graph(context: click.Context, names: tuple[str, ...], form: str, key: str | None) -> None:
+    """Draw sagas, from their declarations and their handlers' code; all of them, or those named.
+
+    With --of, each step is marked that the instance has taken, as far as the journal remembers it, and each that a timeout or the
+    outcome of a request may bring. The key of several parts is their JSON array, such as '["eu","42"]'.
+    """
+    if key is None:
+        with defined(context):
+            print_graphs([saga_named(name) for name in names or registry.sagas], form)
+        return
+    if len(names) != 1:
+        raise click.UsageError("name one saga with --of")
+    with opened(context) as runtime:
+        saga = saga_named(names[0])
+        print_graphs([saga], form, lambda graph: _marks(graph, runtime.backends.of(saga), saga, key))
+
+
+def print_graphs(sagas: Sequence[SagaDefinition], form: str, marks: Callable[[SagaGraph], Marks | None] = lambda _: None) -> None:
+    """Print the graphs of sagas, with an empty line between them, and on the standard error what is suspect."""
+    graphs = list(map(registered_graph, sagas))
+    shown = [FORMATS[form](graph, marks(graph)) for graph in graphs]
+    click.echo("\n\n".join(shown) or "No sagas are defined in the modules that the app imports.")
+    for warning in (each for graph in graphs for each in warnings_of(graph)):
+        click.echo(f"Warning: {warning}", err=True)
 
 
 def registered_graph(saga: SagaDefinition) -> SagaGraph:
@@ -30,6 +77,26 @@ def registered_graph(saga: SagaDefinition) -> SagaGraph:
         DefinitionError: The saga, or a step, is declared wrongly.
     """
     return graph_of(saga, registry.steps_of(saga), Vocabulary(_task_name, publish))
+
+
+def _marks(graph: SagaGraph, backend: Backend, saga: SagaDefinition, key: str) -> Marks:
+    """Return the marks for the newest instance with a key, which may have ended."""
+    record = backend.sagas.find(lookup_in(saga, KEY, key)).record
+    entries = backend.journal.history(saga.names, key, _ENTRIES)
+    id = record.id if record else next((entry.instance_id for entry in reversed(entries) if entry.instance_id), "")
+    if not id:
+        unknown = f"there is no {saga.name} {tables.line(key)}, and the journal remembers none"
+        raise click.ClickException(unknown)
+    taken = (entry.step for entry in entries if entry.instance_id == id and entry.outcome in _TAKEN)
+    return marks_of(graph, taken, _awaited(record) if record else ())
+
+
+def _awaited(record: Record) -> Iterator[str]:
+    try:
+        yield from awaited_steps(pending_of(record))
+    except (NewerState, UnreadableState) as exc:
+        why = "newer code has written it" if isinstance(exc, NewerState) else "its pending map is damaged"
+        click.echo(f"Warning: what the instance waits for is not marked: {why}", err=True)
 
 
 def _task_name(value: Any) -> str | None:

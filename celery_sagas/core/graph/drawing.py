@@ -7,11 +7,12 @@ from operator import attrgetter
 from typing import Final, Literal
 
 from celery_sagas.core.graph.code import SendCall
+from celery_sagas.core.graph.marks import LEGEND, SIGNS, Mark, Marks
 from celery_sagas.core.graph.model import GraphStep, Link, SagaGraph
 from celery_sagas.core.graph.names import Ref, shortened
 
 #: What a node stands for: among others one status, any status, or one that is not known.
-Shape = Literal["start", "end", "status", "any", "step", "task", "event", "unknown"]
+Shape = Literal["start", "end", "status", "any", "step", "task", "event", "unknown", "legend"]
 #: A node: its shape, and what tells it from others of that shape.
 Node = tuple[Shape, str]
 #: An edge: from where, to where, whether it is dashed, and what tells it from others between the same nodes.
@@ -29,6 +30,13 @@ SHAPES: Final[Mapping[Shape, tuple[str, str]]] = {
     "task": ("[[{}]]", "shape=component"),
     "event": (">{}]", "shape=cds"),
     "unknown": ("{{{{{}}}}}", "shape=box, style=dotted"),
+    "legend": ("[{}]", "shape=note"),
+}
+#: The colours of what is marked, and of its outline.
+COLOURS: Final[Mapping[Mark, tuple[str, str]]] = {
+    Mark.TAKEN: ("#c8e6c9", "#2e7d32"),
+    Mark.AWAITED: ("#fff3c4", "#b26a00"),
+    Mark.AGAIN: ("#dce8f8", "#1f5fa8"),
 }
 #: What stands in Mermaid's labels as it is; all else is written by its number, so that nothing can end a label, or be markup.
 _PLAIN: Final = re.compile(r"[^\W_]|(?<=[^\W_])[_.](?=[^\W_])|[ ,()]")
@@ -40,26 +48,37 @@ class Drawing:
     """Nodes and edges with the lines of their labels, in the order in which they were found."""
 
     name: str
+    steps: Marks = field(default_factory=dict)
     nodes: dict[Node, list[str]] = field(default_factory=dict)
     edges: dict[Edge, list[str]] = field(default_factory=dict)
+    marked: dict[Node | Edge, Mark] = field(default_factory=dict)
 
     def node(self, shape: Shape, key: str = "", *label: str) -> Node:
         """Add a node, if there is none such."""
         self.nodes.setdefault((shape, key), [*label])
         return shape, key
 
-    def connect(self, start: Node, end: Node, *label: str, of: str = "", is_dashed: bool = False) -> None:
+    def connect(self, start: Node, end: Node, *label: str, of: str = "", is_dashed: bool = False) -> Edge:
         """Add an edge; if there is one such, add to its label."""
-        self.edges.setdefault((start, end, is_dashed, of), []).extend(label)
+        edge = start, end, is_dashed, of
+        self.edges.setdefault(edge, []).extend(label)
+        return edge
+
+    def mark(self, part: Node | Edge, step: GraphStep) -> None:
+        """Give a node or an edge the mark of a step, if that has one."""
+        if step.name in self.steps:
+            self.marked[part] = self.steps[step.name]
 
 
-def drawing_of(graph: SagaGraph) -> Drawing:
+def drawing_of(graph: SagaGraph, marks: Marks | None = None) -> Drawing:
     """Return the drawing of a graph: of the statuses, if the saga has any, with steps as edges; else of the steps."""
-    drawing = Drawing(graph.name)
+    drawing = Drawing(graph.name, marks or {})
     for status in graph.statuses:
         drawing.node("status", status, status)
     for step in graph.steps:
         (_draw_transitions if graph.statuses else _draw_step)(drawing, graph, step)
+    if marks is not None:
+        drawing.node("legend", "", *LEGEND)
     return drawing
 
 
@@ -81,8 +100,13 @@ def sending(sent: SendCall, name: Callable[[Ref], str] | None = None) -> str:
     return ", ".join(filter(None, [f"{verb} {tasks_of(sent, name)}{later}", undo_of(sent, name)]))
 
 
-def _titled(step: GraphStep) -> str:
-    return f"{step.name}, if {step.condition}" if step.condition else step.name
+def _titled(drawing: Drawing, step: GraphStep) -> str:
+    named = _named(drawing, step)
+    return f"{named}, if {step.condition}" if step.condition else named
+
+
+def _named(drawing: Drawing, step: GraphStep) -> str:
+    return f"{SIGNS[drawing.steps[step.name]]} {step.name}" if step.name in drawing.steps else step.name
 
 
 def _causes_of(graph: SagaGraph, step: GraphStep) -> Iterator[str]:
@@ -105,14 +129,16 @@ def _deeds_of(graph: SagaGraph, step: GraphStep) -> Iterator[str]:
 
 def _draw_transitions(drawing: Drawing, graph: SagaGraph, step: GraphStep) -> None:
     """Draw a step as edges; the first says all of it, the others its name."""
-    label = [_titled(step), *_causes_of(graph, step), *_deeds_of(graph, step)]
+    label = [_titled(drawing, step), *_causes_of(graph, step), *_deeds_of(graph, step)]
     for start in _starts_of(drawing, step):
         for end in _ends_of(drawing, graph, step, start):
             is_dashed = not step.declared.status.to and end != ("end", "")
-            drawing.connect(start, end, *label, of=step.name if start != end else "", is_dashed=is_dashed)
+            of = step.name if start != end or step.name in drawing.steps else ""
+            drawing.mark(drawing.connect(start, end, *label, of=of, is_dashed=is_dashed), step)
             label = label[:1]
     for status in step.leaves_in if step.code.completes else ():
-        drawing.connect(("status", status), drawing.node("end"), step.name, of=step.name)
+        edge = drawing.connect(("status", status), drawing.node("end"), _named(drawing, step), of=step.name)
+        drawing.mark(edge, step)
 
 
 def _starts_of(drawing: Drawing, step: GraphStep) -> Iterator[Node]:
@@ -163,7 +189,9 @@ def _draw_links(drawing: Drawing, graph: SagaGraph, step: GraphStep, start: Node
 
 
 def _node_of(drawing: Drawing, step: GraphStep) -> Node:
-    return drawing.node("step", step.name, _titled(step), *step.marks, *step.code.notes)
+    node = drawing.node("step", step.name, _titled(drawing, step), *step.marks, *step.code.notes)
+    drawing.mark(node, step)
+    return node
 
 
 def mermaid(drawing: Drawing) -> str:
@@ -173,7 +201,17 @@ def mermaid(drawing: Drawing) -> str:
     for (start, end, is_dashed, _), label in drawing.edges.items():
         shown = f"|{_mermaid(label)}|" if any(label) else ""
         lines += [f"{ids[start]} {'-.->' if is_dashed else '-->'}{shown} {ids[end]}"]
-    return "\n    ".join(["flowchart TD", *lines])
+    return "\n    ".join(["flowchart TD", *lines, *_mermaid_styles(drawing, ids)])
+
+
+def _mermaid_styles(drawing: Drawing, ids: Mapping[Node, str]) -> Iterator[str]:
+    edges = {edge: str(number) for number, edge in enumerate(drawing.edges)}
+    for mark, (colour, outline) in COLOURS.items():
+        if nodes := [id for node, id in ids.items() if drawing.marked.get(node) is mark]:
+            yield f"classDef {mark} fill:{colour},stroke:{outline},color:#000000"
+            yield f"class {','.join(nodes)} {mark}"
+        if numbers := [number for edge, number in edges.items() if drawing.marked.get(edge) is mark]:
+            yield f"linkStyle {','.join(numbers)} stroke:{outline},stroke-width:3px"
 
 
 def _mermaid(label: Iterable[str]) -> str:
@@ -184,11 +222,20 @@ def _mermaid(label: Iterable[str]) -> str:
 def dot(drawing: Drawing) -> str:
     """Return a drawing in the language of Graphviz."""
     ids = {node: f"n{number}" for number, node in enumerate(drawing.nodes, 1)}
-    lines = [f"{ids[node]} [label={_dot(label)}, {SHAPES[node[0]][1]}];" for node, label in drawing.nodes.items()]
-    for (start, end, is_dashed, _), label in drawing.edges.items():
-        marks = ", ".join([f"label={_dot(label)}"] * any(label) + ["style=dashed"] * is_dashed)
-        lines += [f"{ids[start]} -> {ids[end]}{f' [{marks}]' if marks else ''};"]
+    lines = [f"{ids[node]} [{_dot_node(drawing, node, label)}];" for node, label in drawing.nodes.items()]
+    for edge, label in drawing.edges.items():
+        styles = ", ".join([f"label={_dot(label)}"] * any(label) + ["style=dashed"] * edge[2] + _dot_marks(drawing, edge))
+        lines += [f"{ids[edge[0]]} -> {ids[edge[1]]}{f' [{styles}]' if styles else ''};"]
     return "\n    ".join([f"digraph {_dot([drawing.name])} {{", *lines]) + "\n}"
+
+
+def _dot_node(drawing: Drawing, node: Node, label: Iterable[str]) -> str:
+    filled = [f'style=filled, fillcolor="{COLOURS[drawing.marked[node]][0]}"'] if node in drawing.marked else []
+    return ", ".join([f"label={_dot(label)}", SHAPES[node[0]][1], *filled, *_dot_marks(drawing, node)])
+
+
+def _dot_marks(drawing: Drawing, part: Node | Edge) -> list[str]:
+    return [f'color="{COLOURS[drawing.marked[part]][1]}", penwidth=3'] if part in drawing.marked else []
 
 
 def _dot(label: Iterable[str]) -> str:
@@ -202,7 +249,7 @@ def bounded(label: Iterable[str]) -> list[str]:
     return shown if len(shown) <= LINES else [*shown[: LINES - 1], f"and {len(shown) - LINES + 1} more"]
 
 
-def text(graph: SagaGraph) -> str:
+def text(graph: SagaGraph, marks: Marks | None = None) -> str:
     """Return a graph as an indented list: each step, what leads to it, and what it does."""
     lines = [graph.name]
     if graph.statuses:
@@ -210,7 +257,10 @@ def text(graph: SagaGraph) -> str:
         lines.append(f"  statuses: {', '.join(shown)}")
     for step in graph.steps:
         said = [*_runs_in(graph, step), *(_cause(link) for link in graph.links_to(step)), *_does(graph, step)]
-        lines += ["", f"  {step.name}", *(f"    {line}" for line in said)]
+        sign = SIGNS[marks[step.name]] if marks and step.name in marks else " "
+        lines += ["", f"{sign} {step.name}", *(f"    {line}" for line in said)]
+    if marks is not None:
+        lines += ["", "   ".join(LEGEND)]
     return "\n".join(shortened(line, WIDTH) for line in lines)
 
 

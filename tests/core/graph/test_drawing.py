@@ -7,10 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_sagas.core.graph.drawing import LINES, SHAPES, Drawing, bounded, dot, drawing_of, mermaid, text
+from celery_sagas.core.graph.drawing import COLOURS, LINES, SHAPES, Drawing, bounded, dot, drawing_of, mermaid, text
+from celery_sagas.core.graph.marks import Mark, Marks, awaited_steps, marks_of
 from celery_sagas.core.graph.model import SagaGraph
 from celery_sagas.core.graph.names import LINE, shortened
+from celery_sagas.core.pending import Pending, Timeout
 from celery_sagas.core.requests.answers import Failure, Gathered
+from celery_sagas.core.requests.requests import Request, Target
+from celery_sagas.core.requests.undo import Undo, Undoing
 from celery_sagas.core.state import State
 from tests.core.graph.formats import Read, read_dot, read_mermaid
 from tests.core.graph.sagas import Delivered, Plain, Task, graph, publish, starter, step
@@ -50,11 +54,12 @@ def delivered(order: Any, event: Delivered) -> None:
     order.complete()
 
 
-def drawn(found: SagaGraph) -> Read:
+def drawn(found: SagaGraph, marks: Marks | None = None) -> Read:
     """Return what is drawn of a graph, by its labels; both formats draw the same."""
-    drawing = drawing_of(found)
+    drawing = drawing_of(found, marks)
     read, other = read_mermaid(mermaid(drawing)), read_dot(dot(drawing))
     assert [other.edges, {id: label or " " for id, label in other.nodes.items()}] == [read.edges, read.nodes]
+    assert other.colours == read.colours
     return read
 
 
@@ -237,6 +242,122 @@ def test_a_first_status_that_is_not_known() -> None:
     def begin(order: Any, order_id: str) -> None: ...
 
     assert edges(graph(starter(begin, saga=Unset))) == ["start -.-> another status: begin"]
+
+
+# ---- what an instance has done, and waits for
+
+MARKS: Marks = {"place": Mark.TAKEN, "charged": Mark.AGAIN, "not_charged": Mark.AWAITED}
+
+
+def test_marked_nodes() -> None:
+    read = drawn(steps_of(Plain), MARKS)
+    marked = {read.nodes[id].split("\n")[0]: colour for id, colour in read.colours.items()}
+    assert marked == {
+        "✓ place": COLOURS[Mark.TAKEN][1],
+        "↻ charged": COLOURS[Mark.AGAIN][1],
+        "… not_charged": COLOURS[Mark.AWAITED][1],
+    }
+    assert "remind\nreplies" in read.nodes.values()
+    assert list(read.nodes.values())[-1] == "✓ taken\n… awaited\n↻ taken, and awaited again"
+
+
+def test_marked_edges() -> None:
+    """One that stays where it is has an edge of its own then."""
+
+    def look(order: Any) -> None: ...
+
+    def look_again(order: Any) -> None: ...
+
+    found = graph(
+        starter(place, to="placed"),
+        step(charged, when="placed", to="paid"),
+        step(not_charged, when=["placed", "paid"], to="cancelled"),
+        step(look),
+        step(look_again),
+        step(delivered, by="event.order_id", to="shipped"),
+    )
+    read = drawn(found, {**MARKS, "look_again": Mark.TAKEN, "delivered": Mark.TAKEN})
+    shown = [(label.split("\n")[0], read.colours.get(str(number))) for number, (*_, label, _) in enumerate(read.edges)]
+    taken, awaited, again = (COLOURS[mark][1] for mark in (Mark.TAKEN, Mark.AWAITED, Mark.AGAIN))
+    assert shown == [
+        ("✓ place", taken),
+        ("↻ charged", again),
+        ("… not_charged", awaited),
+        ("… not_charged", awaited),
+        ("look", None),
+        ("✓ look_again", taken),
+        ("✓ delivered", taken),
+        ("✓ delivered", taken),
+    ]
+
+
+def test_marks_of_none() -> None:
+    """There is a legend all the same, so that it is seen that nothing is marked."""
+    read = drawn(steps_of(Plain), {})
+    assert read.colours == {}
+    assert len(read.nodes) == len(drawn(steps_of(Plain)).nodes) + 1
+    assert text(steps_of(Plain), {}) == text(steps_of(Plain)) + "\n\n✓ taken   … awaited   ↻ taken, and awaited again"
+
+
+def test_marked_list() -> None:
+    lines = text(steps_of(Plain), MARKS).split("\n")
+    assert {line for line in lines if line[:1] not in (" ", "")} == {
+        "plain",
+        "✓ place",
+        "↻ charged",
+        "… not_charged",
+        "✓ taken   … awaited   ↻ taken, and awaited again",
+    }
+    assert "  remind" in lines
+    assert [line[2:] for line in lines[1:-2]] == [line[2:] for line in text(steps_of(Plain)).split("\n")[1:]]
+
+
+@pytest.mark.parametrize(
+    ("taken", "awaited", "marks"),
+    [
+        ([], [], {}),
+        (["plain.first"], [], {"first": Mark.TAKEN}),
+        ([], ["plain.first", "plain.second"], {"first": Mark.AWAITED, "second": Mark.AWAITED}),
+        (["plain.first", "plain.first"], ["plain.first"], {"first": Mark.AGAIN}),
+        (["plain.earlier"], ["plain.earlier"], {"second": Mark.AGAIN}),
+        (["plain.gone", "plain.(answered)", "", "first\n"], ["other.first"], {}),
+    ],
+)
+def test_marks_by_the_names_of_steps(taken: list[str], awaited: list[str], marks: Marks) -> None:
+    """Also by former ones, and not by those of others."""
+
+    def first(plain: Any, order_id: str) -> None: ...
+
+    def second(plain: Any) -> None: ...
+
+    found = graph(starter(first, saga=Plain), step(second, saga=Plain, formerly="plain.earlier"))
+    assert marks_of(found, taken, awaited) == marks
+
+
+def test_what_an_instance_waits_for() -> None:
+    open_requests = [
+        Request("1", "charge", "order.paid", "order.refused", progress="order.seen"),
+        Request("2", "quote", "order.(answered)", members=3, at_least=2),
+    ]
+    closed = [
+        Request("3", "charge", "order.late", has_timed_out=True),
+        Request("4", "charge", "order.undone", is_undone=True),
+        Request("5", "refund", "order.(undone)", undoes="4"),
+    ]
+    pending = Pending(
+        timeouts={"soon": Timeout("t", "row", "order.remind", 1)},
+        requests={request.id: request for request in (*open_requests, *closed)},
+        undo=Undo([], Undoing([], Target("order.given_back"))),
+    )
+    assert list(awaited_steps(pending)) == [
+        "order.remind",
+        "order.paid",
+        "order.refused",
+        "order.seen",
+        "order.(answered)",
+        "order.given_back",
+    ]
+    assert list(awaited_steps(Pending(undo=Undo([], Undoing([]))))) == []
 
 
 # ---- labels
