@@ -5,6 +5,7 @@
 -- Answers with: the position before which it began, that of the last entry that was looked at (0: that was all), a time to which
 -- was looked back (0: none is known), then position and entry of each that was read.
 -- The position of an entry never changes: it is the number of those before it in order, with all that were purged.
+-- Code of the layout before purges and does not count it: between two calls, this may have entries come twice.
 local journal, order, looks, limit, names = KEYS[1], KEYS[2], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 -- Behind so many bytes of entries a piece ends: a script blocks all other clients.
 local MOST_BYTES = 4000000
