@@ -163,7 +163,7 @@ class Traps:
     def of_signature(self, sent: Any) -> str:
         return self.messages.get(sent.options["task_id"], "")
 
-    def of_confirmed(self, _: str, ids: list[str]) -> str:
+    def of_confirmed(self, _: str, ids: list[str], keep_ms: int = 0) -> str:
         return next((self.rows[id] for id in ids if "confirm" in self.rows.get(id, "")), "")
 
 

@@ -55,7 +55,7 @@ def arm(**_: object) -> None:
     else:
         _deadly(dispatcher.publisher, "publish", "publish", lambda row: places_of([row.id]))
         _deadly(dispatcher.publisher, "publish_many", "publish", lambda rows: places_of(row.id for row in rows))
-    _deadly(outbox, "confirm", "confirm", lambda token, ids: places_of(ids))
+    _deadly(outbox, "confirm", "confirm", lambda token, ids, keep_ms=0: places_of(ids))
     set_traps_of_many(runtime.backend)
 
 
