@@ -142,6 +142,10 @@ class Worker:
         """Have it stand still, its pool included: it runs nothing and starts nothing."""
         os.killpg(self.pid, signal.SIGSTOP)
 
+    def thaw(self) -> None:
+        """Let it go on after a freeze."""
+        os.killpg(self.pid, signal.SIGCONT)
+
     def kill(self) -> None:
         """End it, its pool included, as a crash does."""
         self._process.kill()
