@@ -6,7 +6,10 @@ from celery_sagas.operate.facts import detail_of
 from celery_sagas.stores.records import Entry
 
 #: The details of an entry that are shown: others have arguments and states.
-_SHOWN: Final = ("reason", "request", "came", "late", "asked", "sent", "scheduled", "deadline")
+_SHOWN: Final = (
+    *("reason", "request", "came", "late", "asked", "sent", "scheduled", "deadline"),
+    *("act", "actor", "because", "fields", "skipped", "fired"),
+)
 
 
 def facts_of(entry: Entry) -> dict[str, Any]:
@@ -19,5 +22,7 @@ def facts_of(entry: Entry) -> dict[str, Any]:
 def outcome_of(entry: Entry) -> str:
     """Return the outcome of an entry, with why it is that one."""
     detail = detail_of(entry)
+    if detail.get("act"):
+        return f"{detail['act']} ({detail.get('actor')}: {detail.get('because')})"
     reason, late = f" ({detail['reason']})" if detail.get("reason") else "", " late" if detail.get("late") else ""
     return f"{entry.outcome or 'unreadable'}{reason}{late}"

@@ -5,35 +5,33 @@ cancels it removes it; a series stays until it is replaced or cancelled. So it d
 moment: in the outbox, under a lease, or in a broker's queue.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from datetime import datetime
-from types import MappingProxyType
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple
 
 from pydantic_core import from_json, to_json
 
-from celery_sagas import clock
-from celery_sagas.clock import utc_time
 from celery_sagas.core.deferred import Deferred
 from celery_sagas.core.requests.requests import ANSWERED, FAILURES, REQUESTS, UNDONE, Addressed, ReplyKind, Request
 from celery_sagas.core.requests.undo import Undo, Undoable, Undoing
 from celery_sagas.core.sending import SerializedMessage
-from celery_sagas.core.series import Series, series_from_json
+from celery_sagas.core.series import Series
+from celery_sagas.core.timeouts import WITH_MAP, NewTimeout, Timeout
 
 Keys = dict[str, str]
 
 #: How many timeouts an instance may have.
 TIMEOUTS = 1_000
 #: The version of the map's format: code that knows only a lower one leaves the map alone.
-FORMAT = 2
-#: The format of a map without undos, retries of requests, interim answers, early gathers, series and deferred messages.
+FORMAT = 3
+#: The format of a map of an instance that is not paused.
+UNPAUSED_FORMAT = 2
+#: The format of one without undos, retries of requests, interim answers, early gathers, series and deferred messages either.
 PLAIN_FORMAT = 1
 #: The text of an empty map; it has no format, since it has nothing to read.
 NOTHING = "{}"
-#: In the place of a time: that of the commit that has written this map.
-WITH_MAP = -1
-_NEVER: Mapping[str, datetime] = MappingProxyType({})
+#: The tag by which paused instances are listed; no field has such a name.
+PAUSED: Final = ("(paused)", "1")
 #: The outcomes of a request that count only if no other one has come.
 _OVERTAKEN: Final = FAILURES | {ReplyKind.GATHERED}
 
@@ -42,50 +40,12 @@ class NewerFormat(ValueError):
     """Raised when a map has a format that this code does not know; its argument is the format's number."""
 
 
-@dataclass(frozen=True, slots=True)
-class Timeout:
-    """A message that the instance has sent to itself for later, or a series of them."""
+class Pause(NamedTuple):
+    """An operator's pause of the instance: all messages to it wait until it is resumed."""
 
-    id: str  #: of the timeout: the message id under which it is sent, or the first of its series
-    row: str  #: of the outbox
-    step: str
-    at: int  #: when it is due, or the first of its series; milliseconds since the epoch
-    every: Series | None = None  #: when the others of its series are due
-    #: Of a series: when its newest occurrence was handled, by the store's clock, in milliseconds since the epoch; 0: none was.
-    handled_at: int = 0
-    more: Mapping[str, Any] = field(default_factory=dict)  #: what newer code has stored with it
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON values."""
-        value = {**self.more, "id": self.id, "row": self.row, "step": self.step, "at": self.at}
-        if self.every:
-            value |= {"every": self.every.to_json(), "handled_at": self.handled_at}
-        return value
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any], written_at: int = 0) -> Self:
-        """Return the timeout that JSON values describe, and that was committed at a time.
-
-        Raises:
-            KeyError: They do not describe one.
-            ValueError: They describe a series that this code cannot read.
-        """
-        id, row, step, at = (value.pop(name) for name in ("id", "row", "step", "at"))
-        every = series_from_json(value.pop("every")) if "every" in value else None
-        handled_at = value.pop("handled_at", 0)
-        return cls(id, row, step, at, every, written_at if handled_at == WITH_MAP else handled_at, value)
-
-    def due_after(self, now: int) -> int:
-        """Return when it is due; of a series, when it is due for the first time after now. Milliseconds since the epoch."""
-        return self.every.following(max(now, self.at - 1)) if self.every else self.at
-
-
-class NewTimeout(NamedTuple):
-    """A timeout that a step adds."""
-
-    message: SerializedMessage
-    at: int  #: when it is due, or the first of its series; milliseconds since the epoch
-    every: Series | None = None  #: when the others of its series are due
+    at: int  #: milliseconds since the epoch
+    actor: str
+    reason: str
 
 
 @dataclass(slots=True)
@@ -101,6 +61,7 @@ class Pending:
     undo: Undo = field(default_factory=Undo)
     deferred: list[Deferred] = field(default_factory=list)  #: the messages that wait with it, in the order of their arrival
     tags: Keys = field(default_factory=dict)  #: the values by which the store lists it: ``search_by`` may have changed since then
+    paused: Pause | None = None
     more: dict[str, Any] = field(default_factory=dict)  #: what newer code keeps in it; written back as it is
     new_timeouts: dict[str, NewTimeout] = field(default_factory=dict)  #: by name
     #: By id, with the deadline's message.
@@ -347,14 +308,18 @@ class Pending:
             parts["undoing"] = self.undo.undoing.to_json()
         if self.deferred:
             parts["deferred"] = [each.to_json() for each in self.deferred]
+        if self.paused:
+            parts["paused"] = self.paused._asdict()
         return to_json({"format": self._format(), **parts}).decode() if parts else NOTHING
 
     def _format(self) -> int:
+        if self.paused:
+            return FORMAT
         asked = self.requests.values()
         has_newer = any(request.undo or request.again or request.progress or request.early for request in asked)
         has_newer = has_newer or "progress" in (self.requester or ())
         has_newer = has_newer or any(timeout.every for timeout in self.timeouts.values())
-        return FORMAT if has_newer or self.undo or self.deferred else PLAIN_FORMAT
+        return UNPAUSED_FORMAT if has_newer or self.undo or self.deferred else PLAIN_FORMAT
 
 
 def read_pending(text: str, written_at: int = 0) -> Pending:
@@ -377,9 +342,10 @@ def read_pending(text: str, written_at: int = 0) -> Pending:
         keys, tags, timeouts, requests = (stored.pop(name, {}) for name in ("keys", "tags", "timeouts", "requests"))
         requester, undo = stored.pop("requester", None), _read_undo(stored)
         deferred = [Deferred.from_json(each) for each in stored.pop("deferred", ())]
+        paused = Pause(**noted) if (noted := stored.pop("paused", None)) else None
         by_name = {str(name): Timeout.from_json(dict(noted), written_at) for name, noted in timeouts.items()}
         by_id = {str(id): Request.from_json(str(id), dict(noted)) for id, noted in requests.items()}
-        return Pending(dict(keys), by_name, by_id, requester, undo, deferred, dict(tags), stored)
+        return Pending(dict(keys), by_name, by_id, requester, undo, deferred, dict(tags), paused, stored)
     except (TypeError, AttributeError, KeyError) as exc:
         raise ValueError(f"the pending map is not of its form: {exc}") from exc
 
@@ -387,11 +353,3 @@ def read_pending(text: str, written_at: int = 0) -> Pending:
 def _read_undo(stored: dict[str, Any]) -> Undo:
     log, undoing = stored.pop("undo", ()), stored.pop("undoing", None)
     return Undo([Undoable.from_json(each) for each in log], Undoing.from_json(undoing) if undoing else None)
-
-
-def due_times(timeouts: Mapping[str, Timeout]) -> Mapping[str, datetime]:
-    """Return when timeouts are due, and series next, by their names; aware, UTC."""
-    if not timeouts:
-        return _NEVER
-    now = int(clock.time_s() * 1000)
-    return MappingProxyType({name: utc_time(timeout.due_after(now)) for name, timeout in timeouts.items()})

@@ -11,13 +11,14 @@ from celery_sagas.core.codec import dump
 from celery_sagas.core.context import StepContext
 from celery_sagas.core.history import digests_of, keep_message, shown_fields
 from celery_sagas.core.ids import row_id
-from celery_sagas.core.pending import NOTHING, TIMEOUTS, Keys, Pending, Timeout
+from celery_sagas.core.pending import NOTHING, TIMEOUTS, Keys, Pending
 from celery_sagas.core.requests.requests import REQUESTS, Addressed, Request
 from celery_sagas.core.requests.undo import MOST
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.sending import Sending, Serialize, SerializedMessage
 from celery_sagas.core.state import State
 from celery_sagas.core.step import StepDefinition
+from celery_sagas.core.timeouts import Timeout
 from celery_sagas.engine.final_states import FINAL, final_state
 from celery_sagas.engine.instance import (
     ReadOutcomes,
@@ -40,8 +41,9 @@ MESSAGES = 1_000
 STATES_IN_MESSAGES = 8
 #: What the journal's details say of outgoing rows, and of which kinds.
 _DETAILED: Final = {"sent": ("sent",), "scheduled": ("scheduled", SERIES), "deadline": ("deadline",)}
-#: Why a message was ignored or deferred: the instance was in another status.
+#: Why a message was ignored or deferred: the instance was in another status, or an operator has paused it.
 WRONG_STATUS: Final = "status"
+PAUSED: Final = "paused"
 NOTHING_ELSE: Final[Mapping[str, object]] = MappingProxyType({})
 
 #: Encodes the message that answers a request, given its return address.
@@ -169,7 +171,7 @@ def set_aside(run: Run, record: Record, state: State, pending: Pending, wake: Se
     pending.deferred.sort(key=lambda each: each.since)  # one that was released, and has come again, keeps its place
     text = _pending(run, record.key, pending, pending.keys, pending.tags, rows)
     _check_size(run, record.key, record.data, text)
-    effects = _effects_of(run, run.kind, state, rows, {"reason": WRONG_STATUS})
+    effects = _effects_of(run, run.kind, state, rows, {"reason": PAUSED if pending.paused else WRONG_STATUS})
     names, version = run.step.saga.names, record.schema_version
     return Update(record, Change(names, version, record.data, text, cancelled=tuple(pending.cancelled)), effects)
 
@@ -208,7 +210,9 @@ def _pending(run: Run, key: str, pending: Pending, keys: Keys, tags: Keys, rows:
         raise run.refuse(key, f"it waits for {count} answers, and {REQUESTS:,} are allowed: use gather() for many of one kind")
     if (count := pending.to_undo) > MOST:
         raise run.refuse(key, f"it has {count} pieces of work to undo, and {MOST:,} are allowed")
-    return Pending(keys, timeouts, requests, pending.requester, pending.undo, pending.deferred, tags, pending.more).text()
+    return Pending(
+        keys, timeouts, requests, pending.requester, pending.undo, pending.deferred, tags, pending.paused, pending.more
+    ).text()
 
 
 def _row_of(run: Run, message_id: str) -> str:

@@ -1,4 +1,4 @@
-"""The wrong status: a message whose step does not run on the instance now is refused, ignored or deferred; and its release."""
+"""Messages whose step does not run on the instance now, for its status or for a pause; and the release of deferred ones."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -23,7 +23,9 @@ from celery_sagas.stores.records import KEY, Effects, Entry, Lookup, Outgoing, R
 
 
 def turn_away(run: Run, record: Record, state: State) -> Update:
-    """Return the commit for a message whose step does not run on the instance in its status: it is ignored, or deferred.
+    """Return the commit for a message whose step does not run on the instance now: it is ignored, or deferred.
+
+    Each message to a paused instance is deferred.
 
     The commit compares the version, so that no message is judged by a status that changes at this moment.
 
@@ -36,7 +38,11 @@ def turn_away(run: Run, record: Record, state: State) -> Update:
         WrongStatus: The policy is to raise, or the message has been deferred for long enough.
         TooManyDeferred: No more messages can wait with the instance.
     """
-    step, deferral = run.step, run.delivery.deferral() if run.delivery.deferral else None
+    step, delivery = run.step, run.delivery
+    is_paused = pending_of(record).paused is not None
+    deferral = delivery.deferral() if delivery.deferral and (is_paused or step.is_deferred) else None
+    if is_paused and deferral is not None:
+        return _defer(run, record, state, deferral, 0)
     if step.status.if_not is IfNot.IGNORE:
         context = context_of(state)
         release(run, state)

@@ -8,6 +8,7 @@ from pydantic_core import from_json
 from celery_sagas.clock import utc_time
 from celery_sagas.core.history import HandledMessage, History, message_of
 from celery_sagas.core.saga import HISTORY, SagaDefinition
+from celery_sagas.engine.commit import PAUSED
 from celery_sagas.engine.outcomes import Kind
 from celery_sagas.errors import HistoryError
 from celery_sagas.stores.ports import Journal
@@ -15,6 +16,8 @@ from celery_sagas.stores.records import Entry
 
 #: The most messages of a history.
 MESSAGES = 10_000
+_OPERATED = "here an operator has acted on it"
+_PAUSED = "here it was paused by an operator, and the message has waited"
 _DISCARDED = "here an operator discarded a dead letter, so that the instance no longer waited for it"
 
 
@@ -50,6 +53,10 @@ def _messages(saga: SagaDefinition, entries: Sequence[Entry]) -> Iterator[Handle
         detail = from_json(entry.detail)
         if "dead_letter" in detail:
             detail["message"] = {"omitted": _DISCARDED}
+        elif "act" in detail:
+            detail["message"] = {"omitted": _OPERATED}
+        elif detail.get("reason") == PAUSED:
+            detail["message"] = {"omitted": _PAUSED}
         if "message" in detail:
             about = {"step": entry.step, "id": entry.message_id, "outcome": entry.outcome, "version": entry.version}
             yield message_of(detail, at=utc_time(entry.at), **about)

@@ -8,15 +8,18 @@ from typing import Any, NoReturn
 
 from celery_sagas.clock import utc_time
 from celery_sagas.core.codec import load
+from celery_sagas.core.comparison import parts_of
 from celery_sagas.core.context import NO_MESSAGE, MessageView, SagaView, StepContext
 from celery_sagas.core.correlation import Address
 from celery_sagas.core.keys import KeyProperty, key_text
-from celery_sagas.core.pending import FORMAT, Keys, NewerFormat, Pending, due_times, read_pending
+from celery_sagas.core.pending import FORMAT, Keys, NewerFormat, Pending, read_pending
 from celery_sagas.core.requests.requests import Request
 from celery_sagas.core.requests.views import GatherView, MemberOutcomes, OpenGathers, OpenRequests
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.sending import Sending
 from celery_sagas.core.state import State
+from celery_sagas.core.step import StepDefinition
+from celery_sagas.core.timeouts import due_times
 from celery_sagas.errors import InvalidState, MisuseError, NewerState, UnreadableState
 from celery_sagas.stores.records import ID, KEY, Lookup, Record
 
@@ -163,6 +166,18 @@ def difference(before: Keys, after: Keys) -> tuple[tuple[tuple[str, str], ...], 
         return (), ()
     old, new = set(before.items()), set(after.items())
     return tuple(sorted(new - old)), tuple(sorted(old - new))
+
+
+def unannotated_in(step: StepDefinition, state: State, arguments: Mapping[str, Any], error: InvalidState) -> list[str]:
+    """Return the unannotated arguments that the handler has put where the state cannot be stored."""
+    paths = {path.partition(".")[0] for path, _ in error.problems}
+    fields = [value for name, value in state.__dict__.items() if name in paths]
+    parts = [part for field in fields for part in (parts_of(field) or {}).values()]
+    unannotated = sorted(step.arguments.unannotated & arguments.keys())
+    for held in (fields, parts):  # an argument may happen to be the same object as a part, a short text above all
+        if names := [name for name in unannotated if any(value is arguments[name] for value in held)]:
+            return names
+    return []
 
 
 def _request_of(pending: Pending) -> str | None:

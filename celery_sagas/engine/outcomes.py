@@ -24,10 +24,12 @@ class Kind(StrEnum):
     COMPLETED = "completed"
     IGNORED = "ignored"
     MISSING = "missing"  #: the ``if_missing`` function ran
-    DEFERRED = "deferred"  #: it waits until the instance is in the right status for it, or until there is one
+    #: It waits until the instance is in the right status for it, or is resumed, or until there is one.
+    DEFERRED = "deferred"
     RETRIED = "retried"  #: a request has failed and was sent again, so that no step was notified
     UNDONE = "undone"  #: the outcome of a request that is undone, or of an undo: no step has handled it
     DROPPED = "dropped"  #: a timeout that the instance no longer has, or whose instance is gone; or a late answer without a value
+    OPERATED = "operated"  #: an operator has acted on the instance
     FAILED = "failed"  #: this very message failed permanently before, and is or was a dead letter
     DUPLICATE = "duplicate"  #: this very message was handled before
 
@@ -43,7 +45,8 @@ class Outcome(NamedTuple, Generic[StateT_co]):
     instance_id: str = ""  #: empty without an instance
     version: int = 0  #: of the instance after the message; 0 without an instance
     is_new: bool = False  #: whether this message created the instance, also if it completed at once
-    reason: str = ""  #: why it was ignored or dropped: "exists", "missing", "status", "completed", "cancelled" or "overtaken"
+    #: Why it was ignored, deferred or dropped: "exists", "missing", "status", "paused", "completed", "cancelled" or "overtaken".
+    reason: str = ""
     result: Any = None  #: returned by the handler; the journal does not keep it
     at: datetime | None = None  #: when it was committed, by the store's clock: aware, UTC; ``None`` in a signal
     compensated: bool = False  #: whether everything that ``compensate`` had to undo is undone with it

@@ -175,7 +175,7 @@ class _Replay:
         session = Session(message.id, {self.saga.name: self.history.instance})
         call = self._noting_state(self.caller_of(step, session))
         address, task = self._address(message), message.step
-        deferral = partial(self._deferral, message, bound) if step.is_deferred else None
+        deferral = partial(self._deferral, message, bound)
         asked_by = _return_address(message)
         return Delivery(step, message.id, bound, session, call, address, None, task, asked_by, message.now, deferral)
 

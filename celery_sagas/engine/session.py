@@ -76,7 +76,7 @@ class Delivery(NamedTuple):
     task: str = ""  #: the name of the step in the message, if that is a former one
     return_address: ReturnAddress | None = None  #: if it requests an answer
     at: datetime | None = None  #: when its handling began, if its saga keeps its history
-    deferral: Callable[[], Deferral] | None = None  #: if its step defers messages while the instance is in another status
+    deferral: Callable[[], Deferral] | None = None  #: ``None``: there is nothing that could be published again
 
     @property
     def first_argument(self) -> Any:

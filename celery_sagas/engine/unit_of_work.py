@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from celery_sagas.core.comparison import parts_of
 from celery_sagas.core.context import MessageView, StepContext
 from celery_sagas.core.correlation import Address, check_own_key
 from celery_sagas.core.pending import Pending
@@ -22,7 +21,7 @@ from celery_sagas.core.sending import Sending
 from celery_sagas.core.state import State
 from celery_sagas.core.status import IfNot
 from celery_sagas.core.step import Decision, StepDefinition
-from celery_sagas.engine.commit import WRONG_STATUS, Run, WorkTerms, commit_of, write_of
+from celery_sagas.engine.commit import PAUSED, WRONG_STATUS, Run, WorkTerms, commit_of, write_of
 from celery_sagas.engine.deferring import release, turn_away
 from celery_sagas.engine.instance import (
     alternate_keys_of,
@@ -33,6 +32,7 @@ from celery_sagas.engine.instance import (
     lookup_in,
     pending_of,
     shown_property,
+    unannotated_in,
 )
 from celery_sagas.engine.outcomes import Kind, Missing, Outcome
 from celery_sagas.engine.session import Attempt, Delivery
@@ -97,7 +97,7 @@ def handle_once(delivery: Delivery, terms: WorkTerms, attempt: Attempt) -> Steps
         state = create(step.saga, run.id, address, message, sending, delivery.asked_by)
     elif decision is Decision.CONTINUE and found.record is not None:
         state = load_instance(step.saga, found.record, message, sending, None, terms.read_outcomes)
-        if step.status.is_conditional and not _admits(run, state, arguments):
+        if not _runs(run, state, arguments):
             return (yield from _set_aside(run, found.record, state))
     else:
         return (yield from _without_instance(run, decision, found.record, lookup, arguments))
@@ -156,13 +156,16 @@ def _handle_addressed(run: Run, record: Record | None, message: MessageView, add
     if pending.is_overtaken(addressed, step.names, delivery.message_id):
         return _dropped(delivery, addressed, record.key, "overtaken")
     request = pending.requests.get(addressed.id) if addressed.came else None
-    if request is not None and request.is_settled(step.names, addressed):
+    is_settled = request is not None and request.is_settled(step.names, addressed)
+    if request is not None and is_settled and pending.paused is None:
         return (yield from _settle(run, record, message, addressed, request, pending))
-    is_awaited, is_late = pending.take(addressed, step.names)
+    is_awaited, is_late = pending.take(addressed, step.names) if not is_settled else (True, False)
     if not is_awaited:
         is_overtaken = not addressed.came and pending.has_series(addressed.id)
         return _dropped(delivery, addressed, record.key, "overtaken" if is_overtaken else "cancelled")
     state = load_instance(step.saga, record, message._replace(late=is_late), run.sending, pending, run.terms.read_outcomes)
+    if pending.paused is not None:
+        return (yield from _set_aside(run, record, state))
     try:
         arguments = step.arguments.validate(delivery.bound)
     except InvalidMessage:
@@ -177,14 +180,18 @@ def _handle_addressed(run: Run, record: Record | None, message: MessageView, add
         context_of(state).leave_out(request, request.without_outcome(delivery.first_argument))
     if request is not None and request.undo is not None:
         run.terms.outcomes.note(context_of(state), request, addressed.came, delivery.first_argument)
-    if step.status.is_conditional and not _admits(run, state, arguments):
+    if not _runs(run, state, arguments):
         return (yield from _set_aside(run, record, state))
     return (yield from _handle(run, record, state, arguments))
 
 
-def _admits(run: Run, state: State, arguments: Mapping[str, Any]) -> bool:
-    """Return whether the step runs on the instance in its status, and the message does not wait with it already."""
+def _runs(run: Run, state: State, arguments: Mapping[str, Any]) -> bool:
+    """Return whether the step runs on the instance now, and the message does not wait with it already."""
     context, step = context_of(state), run.step
+    if context.pending.paused is not None:
+        return False
+    if not step.status.is_conditional:
+        return True
     if context.pending.deferred and context.pending.is_deferred(step.names, run.delivery.message_id):
         return False
     if step.status.condition is None:  # then no code of the user's runs
@@ -193,24 +200,27 @@ def _admits(run: Run, state: State, arguments: Mapping[str, Any]) -> bool:
 
 
 def _set_aside(run: Run, record: Record, state: State) -> Steps[Handled]:
-    """Ignore or defer a message whose step does not run on the instance in its status.
+    """Ignore or defer a message whose step does not run on the instance now, for its status or since it is paused.
 
     Raises:
         WrongStatus: The policy is to raise, or the message has been deferred for long enough.
     """
     step, delivery, context = run.step, run.delivery, context_of(state)
     about = (delivery.message_id, record.key, record.id)
+    is_paused = context.pending.paused is not None
+    reason = PAUSED if is_paused else WRONG_STATUS
     if context.pending.is_deferred(step.names, delivery.message_id):
-        return Handled(Outcome(Kind.DEFERRED, step.saga.name, step.name, *about, record.version, reason=WRONG_STATUS))
-    if step.is_deferred and (to := delivery.addressed) and context.pending.has_deferred_occurrence(to.id):
+        return Handled(Outcome(Kind.DEFERRED, step.saga.name, step.name, *about, record.version, reason=reason))
+    if (is_paused or step.is_deferred) and (to := delivery.addressed) and context.pending.has_deferred_occurrence(to.id):
         return _dropped(delivery, to, record.key, "overtaken")  # what is missed of a series is not made up for
-    if step.status.if_not is IfNot.IGNORE:
+    is_ignored = step.status.if_not is IfNot.IGNORE and not is_paused
+    if is_ignored:
         _send_answer(run, delivery.asked_by, NO_VALUE)
     commit = turn_away(run, record, state)
     yield commit
-    handled = _handled(run, commit, reason=WRONG_STATUS)
+    handled = _handled(run, commit, reason=reason)
     handled = handled._replace(outcome=handled.outcome._replace(message_id=delivery.message_id))
-    return _with_requests(handled, context) if step.status.if_not is IfNot.IGNORE else handled
+    return _with_requests(handled, context) if is_ignored else handled
 
 
 def _settle(
@@ -316,23 +326,11 @@ def _commit_of(run: Run, record: Record | None, state: State, arguments: Mapping
     try:
         return commit_of(run, record, state)
     except InvalidState as exc:
-        if not (names := _unannotated_in(run.step, state, arguments, exc)):
+        if not (names := unannotated_in(run.step, state, arguments, exc)):
             raise
         has, come, them = ("has", "comes", "it") if len(names) == 1 else ("have", "come", "them")
         remedy = f"{' and '.join(names)} of {run.step.name} {has} no annotation, and {come} as JSON has it: annotate {them}"
         raise InvalidState(exc.saga, exc.key, exc.problems, remedy) from exc
-
-
-def _unannotated_in(step: StepDefinition, state: State, arguments: Mapping[str, Any], error: InvalidState) -> list[str]:
-    """Return the unannotated arguments that the handler has put where the state cannot be stored."""
-    paths = {path.partition(".")[0] for path, _ in error.problems}
-    fields = [value for name, value in state.__dict__.items() if name in paths]
-    parts = [part for field in fields for part in (parts_of(field) or {}).values()]
-    unannotated = sorted(step.arguments.unannotated & arguments.keys())
-    for held in (fields, parts):  # an argument may happen to be the same object as a part, a short text above all
-        if names := [name for name in unannotated if any(value is arguments[name] for value in held)]:
-            return names
-    return []
 
 
 def _refuse_taken_keys(run: Run, state: State) -> Steps[None]:

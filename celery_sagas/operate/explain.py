@@ -27,6 +27,7 @@ class Verdict(StrEnum):
 
     UNREADABLE = "unreadable"  #: its record, or its state, cannot be decoded
     NEWER = "newer"  #: newer code has written it
+    PAUSED = "paused"  #: an operator has paused it
     FAILING = "failing"  #: a message of it is a dead letter
     OVERDUE = "overdue"  #: a timeout or a deadline is due for long, and was not handled
     UNSENT = "unsent"  #: a message of it is not published
@@ -89,6 +90,17 @@ def _newer(facts: Facts, due: Sequence[Due]) -> Finding | None:
     return Finding(sentence, _described(facts, "shows the saga in the code that is installed here"))
 
 
+def _paused(facts: Facts, due: Sequence[Due]) -> Finding | None:
+    paused = facts.pending.paused if facts.pending else None
+    if facts.pending is None or paused is None:
+        return None
+    count = len(facts.pending.deferred)
+    messages = ("No message waits", "1 message waits")[count] if count < 2 else f"{count:,} messages wait"
+    reason = paused.reason.rstrip(".")
+    sentence = f"{paused.actor} paused it {span(facts.now - paused.at)} ago: {reason}. {messages} with it."
+    return Finding(sentence, _act(facts, "resume", does="lets it go on"))
+
+
 def _failing(facts: Facts, due: Sequence[Due]) -> Finding | None:
     if not facts.dead_letters:
         return None
@@ -128,7 +140,9 @@ def _not_handled(facts: Facts, due: Due, row: OutboxGlance) -> Finding:
     what = "The next one of the series is published" if due.is_series else "It is published again"
     when = f"at {_at(row.available_at)}" if row.available_at > facts.now else "soon"
     sentence = f"It was published{before} and has not been handled: it is in a queue, or the broker has lost it. {what} {when}."
-    return Finding(sentence, Remedy(*_IN_WORKERS))
+    if due.what not in (What.TIMEOUT, What.DEADLINE):
+        return Finding(sentence, Remedy(*_IN_WORKERS))
+    return Finding(sentence, _act(facts, "fire", due.name, does="publishes it now; it is handled once, however often it comes"))
 
 
 def _not_published(facts: Facts, row: OutboxGlance, subject: str) -> Finding:
@@ -224,6 +238,15 @@ def timeline_of(saga: str, key: str) -> Remedy:
     return Remedy(("sagas", "timeline", saga, *_argument(key)), "shows which messages it has handled")
 
 
+def _act(facts: Facts, verb: str, *arguments: str, does: str) -> Remedy:
+    """Return an operator's act on the instance; who runs it puts the reason in the place of WHY."""
+    given = facts.key or facts.instance_id, *arguments
+    is_option = any(each.startswith("-") for each in given)
+    named = ("--", *given) if is_option else given
+    words = (facts.saga.name, *named) if facts.key else (facts.saga.name, "--id", facts.instance_id, *arguments)
+    return Remedy(("sagas", verb, "--reason", "WHY", *words), does)
+
+
 def _described(facts: Facts, does: str) -> Remedy:
     return Remedy(("sagas", "describe", facts.saga.name), does)
 
@@ -255,6 +278,7 @@ def _capital(text: str) -> str:
 _FINDERS: Final[Mapping[Verdict, Callable[[Facts, Sequence[Due]], Finding | None]]] = {
     Verdict.UNREADABLE: _unreadable,
     Verdict.NEWER: _newer,
+    Verdict.PAUSED: _paused,
     Verdict.FAILING: _failing,
     Verdict.OVERDUE: _overdue,
     Verdict.UNSENT: _unsent,

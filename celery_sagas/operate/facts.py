@@ -7,11 +7,12 @@ from typing import Any, Final, NamedTuple
 
 from pydantic_core import from_json
 
-from celery_sagas.core.pending import Pending, Timeout
+from celery_sagas.core.pending import Pending
 from celery_sagas.core.requests.requests import Request
 from celery_sagas.core.requests.views import MemberOutcomes
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.step import Decision, StepDefinition
+from celery_sagas.core.timeouts import Timeout
 from celery_sagas.errors import NewerState, UnreadableState
 from celery_sagas.stores.records import DeadLetter, Entry, OutboxGlance, Record
 

@@ -139,6 +139,9 @@ def _checked(pending: Pending, record: Record) -> Pending:
     numbers += [number for each in requests for number in (each.at, each.sent_at, each.members, each.at_least)]
     texts = [text for each in timeouts for text in (each.id, each.row, each.step)]
     texts += [text for each in requests for text in (each.task, each.then, each.otherwise, each.row, each.sent_row)]
+    if pending.paused:
+        numbers.append(pending.paused.at)
+        texts += [pending.paused.actor, pending.paused.reason]
     if all(isinstance(each, int) and 0 <= each <= LAST_MS for each in numbers) and all(isinstance(each, str) for each in texts):
         return pending
     raise UnreadableState(record.saga, record.key, "the pending map is not of its form")

@@ -5,9 +5,9 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from celery_sagas.core.pending import Timeout
 from celery_sagas.core.requests.requests import Request
 from celery_sagas.core.step import StepDefinition
+from celery_sagas.core.timeouts import Timeout
 from celery_sagas.engine.outcomes import Kind
 from celery_sagas.operate.explain import Explanation
 from celery_sagas.operate.facts import Facts, time_of
@@ -32,6 +32,7 @@ def view_of(facts: Facts, explanation: Explanation, hidden: Sequence[str]) -> di
         "sentence": explanation.sentence,
         "remedy": {"command": remedy.command, "does": remedy.does} if remedy else None,
         **_record(facts),
+        "paused": facts.pending.paused._asdict() if facts.pending and facts.pending.paused else None,
         "waits_for": _waits_for(facts),
         "outbox": [row._asdict() for row in facts.rows.values()],
         "dead_letters": [_dead_letter(each) for each in facts.dead_letters],

@@ -185,6 +185,14 @@ class Outbox(ABC):
         """Count a failed attempt on the row, keep the error's text (its first 2,000 characters), make it due after the delay."""
 
     @abstractmethod
+    def hurry(self, ids: Sequence[str]) -> int:
+        """Have rows be due now whose time has not come: the first time, or again. A row under a lease is left alone.
+
+        Returns:
+            How many rows are due earlier.
+        """
+
+    @abstractmethod
     def read(self, ids: Sequence[str]) -> list[OutboxGlance]:
         """Return the rows with these ids, at most 500: in this order, without those that are not there."""
 

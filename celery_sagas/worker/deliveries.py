@@ -56,7 +56,7 @@ def delivery_of(task: Any, request: Any, session: Session, bound: Mapping[str, A
         task.name,
         read_return_address_of(request) if is_message else None,
         clock.now() if step.saga.history else None,
-        (lambda: deferral_of(task, request, session, bound)) if step.is_deferred else None,
+        lambda: deferral_of(task, request, session, bound),
     )
 
 

@@ -385,7 +385,7 @@ def test_damaged_record(new_app: NewApp, shop: Any, redis_url: str) -> None:
 @pytest.mark.parametrize(
     ("pending", "data", "schema_version", "expected", "shown"),
     [
-        ({"format": 99}, "", 1, "newer", "it has pending map format 99, and this code knows 2"),
+        ({"format": 99}, "", 1, "newer", "it has pending map format 99, and this code knows 3"),
         ({}, "", 7, "newer", "it has schema version 7, and this code knows 1"),
         ("{", "", 1, "unreadable", "EOF while parsing"),
         ("[]", "", 1, "unreadable", "the pending map is not of its form"),

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from celery_sagas.core.deferred import Deferred, checked_defer_for
-from celery_sagas.core.pending import FORMAT, Pending, Timeout, read_pending
+from celery_sagas.core.pending import UNPAUSED_FORMAT, Pending, read_pending
 from celery_sagas.core.requests.requests import Addressed, ReplyKind, Request
 from celery_sagas.core.state import State
+from celery_sagas.core.timeouts import Timeout
 from celery_sagas.engine.instance import load_instance
 from celery_sagas.errors import DefinitionError, UnreadableState
 from celery_sagas.stores.records import Record
@@ -28,7 +29,7 @@ class Order(State, correlate_by="order_id"):
 
 def stored(**changes: Any) -> str:
     """Return the text of a pending map whose deferred message is another."""
-    return json.dumps({"format": FORMAT, "deferred": [{**PLAIN.to_json(), **changes}]})
+    return json.dumps({"format": UNPAUSED_FORMAT, "deferred": [{**PLAIN.to_json(), **changes}]})
 
 
 class TestForm:
@@ -36,7 +37,7 @@ class TestForm:
     def test_is_read_as_it_was_written(self, deferred: Deferred) -> None:
         pending = read_pending(Pending(deferred=[deferred]).text())
         assert pending.deferred == [deferred]
-        assert json.loads(pending.text())["format"] == FORMAT
+        assert json.loads(pending.text())["format"] == UNPAUSED_FORMAT
 
     def test_map_without_any_does_not_mention_them(self) -> None:
         assert json.loads(Pending({"k": "1"}).text()) == {"format": 1, "keys": {"k": "1"}}
@@ -55,8 +56,11 @@ class TestForm:
         [
             *(stored(since=since) for since in ("x", None, 1.5, True, [], -1, 0, 10**18, 10**30)),
             *(stored(**{name: value}) for name in PLAIN._fields if name not in ("since", "more") for value in (1, None, {}, [])),
-            json.dumps({"format": FORMAT, "deferred": [{}]}),
-            *(json.dumps({"format": FORMAT, "deferred": value}) for value in ([1], ["x"], [None], "x", 5, {"a": 1}, None)),
+            json.dumps({"format": UNPAUSED_FORMAT, "deferred": [{}]}),
+            *(
+                json.dumps({"format": UNPAUSED_FORMAT, "deferred": value})
+                for value in ([1], ["x"], [None], "x", 5, {"a": 1}, None)
+            ),
         ],
     )
     def test_malformed_one_makes_the_instance_unreadable(self, text: str) -> None:

@@ -13,17 +13,17 @@ from celery_sagas.core.pending import (
     FORMAT,
     NOTHING,
     PLAIN_FORMAT,
+    UNPAUSED_FORMAT,
     NewerFormat,
-    NewTimeout,
+    Pause,
     Pending,
-    Timeout,
-    due_times,
     read_pending,
 )
 from celery_sagas.core.requests.requests import Addressed, Request
 from celery_sagas.core.requests.views import OpenRequests, RequestView
 from celery_sagas.core.sending import SerializedMessage
 from celery_sagas.core.series import Crontab, Interval
+from celery_sagas.core.timeouts import NewTimeout, Timeout, due_times
 
 A = Timeout("id-a", "row-a", "order.remind", 1_000)
 B = Timeout("id-b", "row-b", "order.remind", 2_000)
@@ -33,10 +33,28 @@ texts = st.text(max_size=5)
 timeouts = st.builds(Timeout, id=texts, row=texts, step=texts, at=st.integers(0, 2**53))
 
 
-@given(st.dictionaries(texts, texts), st.dictionaries(texts, timeouts), st.dictionaries(texts, texts))
-def test_map_is_read_as_it_was_written(keys, named, tags):
-    pending = Pending(keys, named, tags=tags)
+pauses = st.builds(Pause, at=st.integers(0, 2**53), actor=texts, reason=texts)
+
+
+@given(st.dictionaries(texts, texts), st.dictionaries(texts, timeouts), st.dictionaries(texts, texts), st.none() | pauses)
+def test_map_is_read_as_it_was_written(keys, named, tags, paused):
+    pending = Pending(keys, named, tags=tags, paused=paused)
     assert read_pending(pending.text()) == pending
+
+
+def test_older_code_leaves_a_paused_instance_alone():
+    """It takes the map for that of newer code, and leaves the message to others."""
+    pending = Pending(paused=Pause(1_000, "ann", "carrier down"))
+    assert json.loads(pending.text()) == {"format": FORMAT, "paused": {"at": 1_000, "actor": "ann", "reason": "carrier down"}}
+    pending.paused = None
+    assert FORMAT > UNPAUSED_FORMAT
+    assert pending.text() == NOTHING
+
+
+@pytest.mark.parametrize("paused", [{"at": 1}, {"at": 1, "actor": "ann", "reason": "x", "why": 2}, [1, "ann"], "x", 5])
+def test_damaged_pause_is_no_map(paused):
+    with pytest.raises(ValueError, match="not of its form"):
+        read_pending(json.dumps({"format": FORMAT, "paused": paused}))
 
 
 def test_what_newer_code_keeps_is_written_back():

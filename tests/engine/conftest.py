@@ -169,7 +169,7 @@ class Engine:
         """Handle a message, under a new id if none is given."""
         self.session = session = Session(id or str(uuid4()), dict(causation or {}))
         delivery = Delivery(step, session.message_id, arguments, session, _call, addressed, return_address=asked_by)
-        delivery = delivery._replace(deferral=partial(self.deferral, delivery, since) if step.is_deferred else None)
+        delivery = delivery._replace(deferral=partial(self.deferral, delivery, since))
         outcome = (self.handle_together(delivery)[0] if self.is_batching else None) or handle(self.services, delivery)
         self.services.dispatcher.confirmations.flush()  # as happens a moment later
         return outcome

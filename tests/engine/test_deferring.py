@@ -382,4 +382,4 @@ class TestBatch:
     def delivery(self, engine: Engine, step: StepDefinition, id: str, message: dict[str, object]) -> Delivery:
         session = Session(id)
         delivery = Delivery(step, id, message, session, lambda function, first, **given: function(first, **given))
-        return delivery._replace(deferral=partial(engine.deferral, delivery) if step.is_deferred else None)
+        return delivery._replace(deferral=partial(engine.deferral, delivery))

@@ -563,9 +563,9 @@ class TestStored:
 
     def test_newer_pending_map_is_left_alone(self, engine: Engine) -> None:
         self.stored(engine, '{"order_id":"42","total":1}')
-        before = engine.rewrite(pending='{"format":3,"timeouts":[]}')
+        before = engine.rewrite(pending='{"format":99,"timeouts":[]}')
 
-        with pytest.raises(NewerState, match=r"has pending map format 3, this worker knows 2\."):
+        with pytest.raises(NewerState, match=r"has pending map format 99, this worker knows 3\."):
             engine.handle(ADD, order_id="42", total=1)
 
         assert engine.record() == before

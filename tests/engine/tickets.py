@@ -7,13 +7,14 @@ from typing import Any, Literal
 import pytest
 
 from celery_sagas.core.deferred import Deferred
-from celery_sagas.core.pending import Pending, Timeout, read_pending
+from celery_sagas.core.pending import Pending, read_pending
 from celery_sagas.core.registry import registry
 from celery_sagas.core.requests.requests import FAILURES, Addressed, ReplyKind, Request, ReturnAddress, Target
 from celery_sagas.core.sending import SerializedMessage
 from celery_sagas.core.series import Interval
 from celery_sagas.core.state import State
 from celery_sagas.core.step import StepDefinition, deferred_step
+from celery_sagas.core.timeouts import Timeout
 from celery_sagas.engine.outcomes import Outcome
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.records import KEY, Change, Entry, Lookup, OutboxRow, Record

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from celery_sagas.core.deferred import Deferred
-from celery_sagas.core.pending import Pending, Timeout
+from celery_sagas.core.pending import Pending
 from celery_sagas.core.requests.requests import Request, Target
 from celery_sagas.core.requests.undo import Undo, Undoing
 from celery_sagas.core.requests.views import MemberOutcomes
@@ -15,6 +15,7 @@ from celery_sagas.core.series import Interval
 from celery_sagas.core.state import State
 from celery_sagas.core.status import IfNot, StatusRule
 from celery_sagas.core.step import IfExists, IfMissing, StepDefinition
+from celery_sagas.core.timeouts import Timeout
 from celery_sagas.errors import NewerState, UnreadableState
 from celery_sagas.operate.explain import LATE_MS, Explanation, Verdict, explain
 from celery_sagas.operate.facts import Facts
@@ -129,8 +130,8 @@ TABLE: list[tuple[str, Callable[[], Facts], str, str]] = [
     ),
     (
         "newer",
-        lambda: facts(problems=(NewerState("order", "8841", 9, 2, "pending map format"),)),
-        "Newer code has written it: it has pending map format 9, and this code knows 2.",
+        lambda: facts(problems=(NewerState("order", "8841", 9, 3, "pending map format"),)),
+        "Newer code has written it: it has pending map format 9, and this code knows 3.",
         DESCRIBE,
     ),
     (

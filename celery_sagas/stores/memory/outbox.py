@@ -59,6 +59,15 @@ class MemoryOutbox(MemoryStore, Outbox):
                 self._state.outbox.put(unleased(_tried(failed, self._clock()), self._clock() + delay_ms))
             return bool(rows)
 
+    def hurry(self, ids: Sequence[str]) -> int:
+        with self._state.lock:
+            now = self._clock()
+            found = filter(None, map(self._state.outbox.get, dict.fromkeys(ids)))
+            rows = [row for row in found if row.due_since > now and row.leased_until <= now]
+            for row in rows:
+                self._state.outbox.put(replace(row, due_since=now))
+            return len(rows)
+
     def read(self, ids: Sequence[str]) -> list[OutboxGlance]:
         with self._state.lock:
             return [_glance(row) for row in map(self._state.outbox.get, ids) if row is not None]

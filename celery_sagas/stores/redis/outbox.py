@@ -36,6 +36,7 @@ _READ: Final = load("outbox_read")
 _TRIED: Final = load("outbox_tried")
 _OVERDUE: Final = load("outbox_overdue")
 _TALLY: Final = load("outbox_tally")
+_HURRY: Final = load("outbox_hurry")
 _FAIL: Final = load("outbox_fail")
 _TIME: Final = load("outbox_time")
 _COUNT: Final = load("outbox_count")
@@ -74,6 +75,9 @@ class RedisOutbox(RedisStore, Outbox):
         shard = self._placement.of_id(id)
         args = [self._now(), encode(token), encode(id), encode(error[:_ERROR_CHARACTERS]), delay_ms]
         return bool(self._run_once(_FAIL, shard.tag, shard.rows, args))
+
+    def hurry(self, ids: Sequence[str]) -> int:
+        return self._change(_HURRY, [self._now()], ids)
 
     def read(self, ids: Sequence[str]) -> list[OutboxGlance]:
         found = dict[str, OutboxGlance]()

@@ -93,6 +93,12 @@ class SqlOutbox(Outbox):
         values = {"token": token, "id_0": id, "error": error[:_ERROR_CHARACTERS], "delay_ms": delay_ms}
         return self._database.change(_fail_row, (self._database.name,), values) > 0
 
+    def hurry(self, ids: Sequence[str]) -> int:
+        database = self._database
+        parts = chunks(sorted(set(ids)))
+        steps = [Execution(_hurry_rows, (len(part), database.name), numbered("id", part)) for part in parts]
+        return database.run(lambda session: session.change_all(steps)) if steps else 0
+
     def read(self, ids: Sequence[str]) -> list[OutboxGlance]:
         found = dict[str, OutboxGlance]()
         for part in chunks(list(dict.fromkeys(ids))):
@@ -183,6 +189,13 @@ def _first_tried() -> ColumnElement[Any]:
 
 def _release_rows(count: int, database: str) -> Update:
     return update(outbox).where(*_held(count, database)).values(_due_again())
+
+
+def _hurry_rows(count: int, database: str) -> Update:
+    rows = [outbox.c.prefix == PREFIX, one_of(outbox.c.id, "id", count)]
+    is_ahead = [outbox.c.available_at > now(), outbox.c.leased_until <= now()]
+    where = in_order(*rows, *is_ahead) if database == "postgresql" else [*rows, *is_ahead]
+    return update(outbox).where(*where).values(available_at=now())
 
 
 def _fail_row(database: str) -> Update:

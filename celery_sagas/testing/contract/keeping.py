@@ -105,6 +105,49 @@ class KeepingContract(StoreFixtures):
         claim(backend)
         assert backend.outbox.count_leased(line) == 1
 
+    def test_kept_row_is_hurried(self, backend: Backend, clock: Clock, timeout: OutboxRow) -> None:
+        assert backend.outbox.hurry([timeout.id, timeout.id, "no such row"]) == 1
+        assert ids(claim(backend)) == [timeout.id]
+
+    def test_row_whose_time_has_not_come_is_hurried(self, backend: Backend, clock: Clock) -> None:
+        start(
+            backend,
+            "42",
+            row := outgoing("scheduled", due_at=clock.now + HOUR),
+            other := outgoing("series", due_at=clock.now + HOUR),
+        )
+        assert claim(backend) == []
+        assert backend.outbox.hurry([row.id]) == 1
+        [claimed] = claim(backend)
+        assert (claimed.id, claimed.due_at) == (row.id, row.due_at)
+        clock.advance(HOUR)
+        assert other.id in ids(claim(backend, "another"))
+
+    def test_many_rows_are_hurried(self, backend: Backend, clock: Clock) -> None:
+        rows = [outgoing("scheduled", due_at=clock.now + HOUR) for _ in range(700)]
+        start(backend, "42", *rows)
+        assert backend.outbox.hurry(ids(rows)) == 700
+        assert {row.id for row in claim(backend)} == set(ids(rows))
+
+    def test_row_that_is_due_is_not_hurried(self, backend: Backend, clock: Clock) -> None:
+        start(backend, "42", row := outgoing("scheduled", due_at=clock.now - 1))
+        assert backend.outbox.hurry([row.id]) == 0
+        assert backend.outbox.hurry([]) == 0
+        assert ids(claim(backend)) == [row.id]
+
+    def test_row_under_a_lease_is_not_hurried(self, backend: Backend, clock: Clock) -> None:
+        start(backend, "42", row := outgoing("scheduled", due_at=clock.now - 1))
+        claim(backend)
+        assert backend.outbox.hurry([row.id]) == 0
+        assert claim(backend, "another") == []
+
+    def test_row_that_has_failed_is_hurried(self, backend: Backend, clock: Clock) -> None:
+        send(backend, row := outgoing())
+        claim(backend)
+        backend.outbox.fail("relay", row.id, "refused", HOUR)
+        assert backend.outbox.hurry([row.id]) == 1
+        assert [(each.id, each.attempts) for each in claim(backend)] == [(row.id, 1)]
+
     def test_instance_cancels_a_kept_row(self, backend: Backend, clock: Clock, timeout: OutboxRow) -> None:
         update(backend, found(backend, by_key()), cancelled=(timeout.id,))
         assert (backend.outbox.count(), tried(backend, clock)) == (0, [])

@@ -11,11 +11,12 @@ from celery_sagas.core.graph.drawing import COLOURS, LINES, SHAPES, Drawing, bou
 from celery_sagas.core.graph.marks import Mark, Marks, awaited_steps, marks_of
 from celery_sagas.core.graph.model import SagaGraph
 from celery_sagas.core.graph.names import LINE, shortened
-from celery_sagas.core.pending import Pending, Timeout
+from celery_sagas.core.pending import Pending
 from celery_sagas.core.requests.answers import Failure, Gathered
 from celery_sagas.core.requests.requests import Request, Target
 from celery_sagas.core.requests.undo import Undo, Undoing
 from celery_sagas.core.state import State
+from celery_sagas.core.timeouts import Timeout
 from tests.core.graph.formats import Read, read_dot, read_mermaid
 from tests.core.graph.sagas import Delivered, Plain, Task, graph, publish, starter, step
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import from_json, to_json
 
-from celery_sagas.core.pending import FORMAT, PLAIN_FORMAT, Pending, read_pending
+from celery_sagas.core.pending import PLAIN_FORMAT, UNPAUSED_FORMAT, Pending, read_pending
 from celery_sagas.core.requests.requests import (
     ANSWERED,
     REQUESTS,
@@ -269,11 +269,11 @@ class TestNotes:
 
     def test_early_gather_is_of_the_newer_format(self) -> None:
         formats = [json.loads(Pending(requests={"r1": each}).text())["format"] for each in (EARLY, GATHER)]
-        assert formats == [FORMAT, PLAIN_FORMAT]
+        assert formats == [UNPAUSED_FORMAT, PLAIN_FORMAT]
 
     def test_interim_answers_are_of_the_newer_format(self) -> None:
         asking, asked = Pending(requests={"r1": WATCHED}), Pending(requester=ADDRESS._replace(progress=THEN).to_json())
-        assert [json.loads(each.text())["format"] for each in (asking, asked)] == [FORMAT, FORMAT]
+        assert [json.loads(each.text())["format"] for each in (asking, asked)] == [UNPAUSED_FORMAT, UNPAUSED_FORMAT]
         plain = Pending(requests={"r1": REQUEST}, requester=ADDRESS.to_json())
         assert json.loads(plain.text())["format"] == PLAIN_FORMAT
 

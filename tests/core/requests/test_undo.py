@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from pydantic_core import from_json, to_json
 
 from celery_sagas.core.delays import Backoff
-from celery_sagas.core.pending import FORMAT, PLAIN_FORMAT, Pending, Timeout, read_pending
+from celery_sagas.core.pending import PLAIN_FORMAT, UNPAUSED_FORMAT, Pending, read_pending
 from celery_sagas.core.requests.requests import ROUTING, UNDONE, Addressed, Again, ReplyKind, Request, Target
 from celery_sagas.core.requests.undo import Undo, Undoable, Undoing, undoable_by
 from celery_sagas.core.sending import SerializedMessage
+from celery_sagas.core.timeouts import Timeout
 
 CANCEL, CANCEL_NONE = Target("cancel", ("why",)), Target("cancel", ("A",), takes=False)
 REQUEST = Request("r1", "book", "trip.came", "trip.failed", row="row", at=1_000, undo=CANCEL)
@@ -100,11 +101,11 @@ class TestJson:
         ("pending", "format"),
         [
             (Pending(requests={"r1": replace(REQUEST, undo=None)}), PLAIN_FORMAT),
-            (Pending(requests={"r1": REQUEST}), FORMAT),
-            (Pending(requests={"r1": RETRIED}), FORMAT),
-            (Pending(requests={"r1": replace(REQUEST, undo=None, undoes="w", again=AGAIN)}), FORMAT),
-            (Pending(undo=Undo([A])), FORMAT),
-            (Pending(undo=Undo([], Undoing([]))), FORMAT),
+            (Pending(requests={"r1": REQUEST}), UNPAUSED_FORMAT),
+            (Pending(requests={"r1": RETRIED}), UNPAUSED_FORMAT),
+            (Pending(requests={"r1": replace(REQUEST, undo=None, undoes="w", again=AGAIN)}), UNPAUSED_FORMAT),
+            (Pending(undo=Undo([A])), UNPAUSED_FORMAT),
+            (Pending(undo=Undo([], Undoing([]))), UNPAUSED_FORMAT),
         ],
     )
     def test_format(self, pending: Pending, format: int) -> None:

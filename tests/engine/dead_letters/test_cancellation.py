@@ -5,9 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_sagas.core.pending import Pending, Timeout, read_pending
+from celery_sagas.core.pending import Pending, read_pending
 from celery_sagas.core.requests.requests import Addressed
 from celery_sagas.core.state import State
+from celery_sagas.core.timeouts import Timeout
 from celery_sagas.engine.dead_letters.cancellation import Cancellation
 from celery_sagas.engine.dead_letters.dead_lettering import dead_letter_of
 from celery_sagas.errors import NewerState, RevisionConflict, StoreError, StoreUnavailable, UnreadableState
@@ -101,7 +102,7 @@ def test_map_of_newer_code_stays_whole(engine: Engine, backend: MemoryBackend) -
 def test_map_that_only_newer_code_can_read(engine: Engine, backend: MemoryBackend) -> None:
     """It may wait for it: newer code has to look."""
     record = instance(engine)
-    newer = engine.rewrite(pending='{"format": 3}')
+    newer = engine.rewrite(pending='{"format": 99}')
 
     assert cancellation(record).is_due(backend.sagas)
     with pytest.raises(NewerState):

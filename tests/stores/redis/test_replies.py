@@ -145,6 +145,12 @@ def claimed(backend: Backend) -> None:
     backend.outbox.claim_due(RELAY, 2, MINUTE)
 
 
+def ahead(backend: Backend) -> None:
+    """Have rows whose time has not come."""
+    claimed(backend)
+    backend.outbox.release(RELAY, IDS, HOUR)
+
+
 def series(backend: Backend) -> list[OutboxRow]:
     """Let rows be claimed; return them with their next messages."""
     claimed(backend)
@@ -210,6 +216,7 @@ OTHERS = [
     Play("look at what was tried", claimed, lambda backend, _: backend.outbox.tried(2**53, 9)),
     Play("reschedule", series, lambda backend, rows: backend.outbox.reschedule(RELAY, rows)),
     Play("release", claimed, lambda backend, _: backend.outbox.release(RELAY, IDS)),
+    Play("hurry", ahead, lambda backend, _: backend.outbox.hurry(IDS)),
     Play("release with a delay", claimed, lambda backend, _: backend.outbox.release(RELAY, IDS, MINUTE)),
     Play("fail", claimed, lambda backend, _: [backend.outbox.fail(RELAY, id, "broken", MINUTE) for id in IDS]),
     Play("purge", born, lambda backend, _: backend.journal.purge(-HOUR, 9)),

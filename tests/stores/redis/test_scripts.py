@@ -241,6 +241,12 @@ def _release_with_a_delay(backend: RedisBackend) -> None:
     backend.outbox.release("relay", ids(claim(backend))[:2], MINUTE)
 
 
+def _hurry(backend: RedisBackend) -> None:
+    rows = [outgoing("scheduled", due_at=10**14) for _ in range(3)]
+    send(backend, *rows)
+    backend.outbox.hurry(ids(rows[:2]))
+
+
 def _fail(backend: RedisBackend) -> None:
     send(backend, outgoing())
     backend.outbox.fail("relay", claim(backend)[0].id, "broken", MINUTE)
@@ -331,6 +337,7 @@ PLAYS: tuple[Play, ...] = (
     _reschedule,
     _release,
     _release_with_a_delay,
+    _hurry,
     _fail,
     _count,
     _history,
@@ -574,7 +581,8 @@ def _writes(backend: RedisBackend) -> list[Callable[[], object]]:
         lambda: outbox.confirm("relay", claimed[:1]),
         lambda: outbox.reschedule("relay", [row]),
         lambda: outbox.release("relay", claimed[1:]),
-        lambda: outbox.fail("relay", claimed[1], "broken", 0),
+        lambda: outbox.fail("relay", claimed[1], "broken", HOUR),
+        lambda: outbox.hurry(claimed[1:]),
         lambda: backend.journal.purge(-MINUTE, 9),
         lambda: backend.deliveries.count(STEP, "message"),
         lambda: backend.deliveries.purge(-MINUTE, 9),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_sagas.core.pending import FORMAT, read_pending
+from celery_sagas.core.pending import UNPAUSED_FORMAT, read_pending
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import Delivered, Worker, backend_of
 from tests.every_store import stored_app, url
@@ -205,7 +205,7 @@ class TestStored:
         ask(shop, worker, [5, 6], 1)
         noted = json.loads(record_of(app).pending)
 
-        assert (noted["format"], noted["requests"][request_of(app)]["early"]) == (FORMAT, True)
+        assert (noted["format"], noted["requests"][request_of(app)]["early"]) == (UNPAUSED_FORMAT, True)
 
     def test_format_of_others(self, app: Celery, shop: Any, worker: Worker) -> None:
         begin(shop, worker, [5, 6], otherwise="too_few", at_least=1)

@@ -9,7 +9,7 @@ import pytest
 from celery import chain
 
 from celery_sagas import Backoff, Saga
-from celery_sagas.core.pending import FORMAT, PLAIN_FORMAT, read_pending
+from celery_sagas.core.pending import PLAIN_FORMAT, UNPAUSED_FORMAT, read_pending
 from celery_sagas.errors import MessageError
 from celery_sagas.stores.records import KEY, Lookup
 from celery_sagas.worker.operators import discard_dead_letter, retry_dead_letter
@@ -390,7 +390,7 @@ class TestStored:
 
     def test_formats(self, worker: Worker, trips: Trips, parcels: Parcels) -> None:
         parcels.ask(worker)
-        assert (formats(trips), parcels.format()) == (FORMAT, FORMAT)
+        assert (formats(trips), parcels.format()) == (UNPAUSED_FORMAT, UNPAUSED_FORMAT)
         parcels.reply(worker, last="here")
         worker.run()
 

@@ -13,4 +13,5 @@ local now, attempts, tried_at = clock(ARGV[2]), trial_of(id)
 if tried_at == 0 then redis.call('ZADD', index, 0, member_of_trial(now, id)) end
 redis.call('HSET', failures, id, trial(attempts + 1, tried_at > 0 and tried_at or now, ARGV[5]))
 redis.call('ZADD', due, now + ARGV[6], id)
+redis.call('HSET', leases, id, '- ' .. ARGV[3])
 return remember(1)

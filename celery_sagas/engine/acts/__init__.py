@@ -1,0 +1,1 @@
+"""Operators' acts: what a person decides about an instance."""

@@ -1,0 +1,219 @@
+"""Operators' acts on instances: what a person decides, and why. Each is one commit, as that of a message is."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final, NamedTuple
+
+from pydantic_core import to_json
+
+from celery_sagas.core.ids import derived_id, row_id
+from celery_sagas.core.pending import Pending
+from celery_sagas.core.saga import SagaDefinition
+from celery_sagas.core.sending import SerializedMessage
+from celery_sagas.engine.conflicts import Conflicts
+from celery_sagas.engine.handling import Services
+from celery_sagas.engine.instance import difference, pending_of, shown_property
+from celery_sagas.engine.outcomes import Kind
+from celery_sagas.errors import (
+    AlreadyHandled,
+    KeyTaken,
+    MisuseError,
+    RevisionConflict,
+    SagaNotFound,
+)
+from celery_sagas.stores.operations import Commit, Update
+from celery_sagas.stores.ports import SagaStore
+from celery_sagas.stores.records import KEY, Change, Effects, Entry, Lookup, Outgoing, Record
+
+#: Ends the name under which the journal keeps acts; no step can have such a name.
+OPERATOR: Final = "(operator)"
+#: How many characters of the operator's name, and of the reason, are kept.
+ACTOR_CHARACTERS: Final = 200
+REASON_CHARACTERS: Final = 2_000
+
+
+class Act(NamedTuple):
+    """What an operator does, and why."""
+
+    name: str  #: such as "pause"
+    actor: str
+    reason: str
+    id: str  #: once the act of an id is committed for an instance, it writes nothing more
+
+
+class Done(NamedTuple):
+    """What has come of an act on one instance."""
+
+    saga: str  #: the stored name
+    key: str
+    id: str
+    version: int  #: of the instance after it
+    changed: bool  #: whether anything was written; not if nothing was to be done, or if it is only planned
+    text: str  #: what it does, or why there is nothing to be done
+    before: str = ""  #: of a patch: the state before it, as JSON text
+    after: str = ""  #: and after it
+
+
+class Plan(NamedTuple):
+    """What an act writes for an instance as it was found."""
+
+    commit: Commit | None  #: ``None``: there is nothing to be done
+    text: str
+    before: str = ""
+    after: str = ""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An instance, as it was found for an act."""
+
+    saga: SagaDefinition
+    record: Record
+    act: Act
+    run_id: str  #: the ids of the rows of the commit begin with it
+    now: int  #: by the store's clock; milliseconds since the epoch
+    owner: str  #: the lease token of this process
+    grace_ms: int
+
+    @cached_property
+    def pending(self) -> Pending:
+        """Its pending map, which the act changes.
+
+        Raises:
+            NewerState: Newer code wrote it.
+            UnreadableState: It cannot be decoded.
+        """
+        return pending_of(self.record)
+
+    def update(
+        self,
+        *,
+        messages: Sequence[SerializedMessage] = (),
+        data: str | None = None,
+        schema_version: int | None = None,
+        keys: Mapping[str, str] | None = None,
+        tags: Mapping[str, str] | None = None,
+        **about: Any,
+    ) -> Update:
+        """Return the commit that changes the instance.
+
+        Args:
+            messages: What is sent.
+            data: Its state as JSON text, if that changes.
+            schema_version: And the version of its schema.
+            keys: Its alternate keys, if these change.
+            tags: What it is listed by, if that changes.
+            **about: What the journal keeps of it.
+        """
+        pending, record = self.pending, self.record
+        added_keys, removed_keys = ((), ()) if keys is None else difference(pending.keys, dict(keys))
+        added_tags, removed_tags = ((), ()) if tags is None else difference(pending.tags, dict(tags))
+        pending.keys, pending.tags = dict(keys or pending.keys), dict(pending.tags if tags is None else tags)
+        effects = self.effects(Kind.OPERATED, messages, **about)
+        change = Change(
+            self.saga.names,
+            record.schema_version if schema_version is None else schema_version,
+            record.data if data is None else data,
+            pending.text(),
+            added_keys,
+            removed_keys,
+            tuple(pending.cancelled),
+            added_tags,
+            removed_tags,
+        )
+        return Update(record, change, effects)
+
+    def effects(self, kind: Kind, messages: Sequence[SerializedMessage] = (), *, changes: bool = True, **about: Any) -> Effects:
+        """Return the entry of the act, and the messages that are sent with it: these, then the released ones.
+
+        Args:
+            kind: Its outcome.
+            messages: What is sent, besides the deferred messages that are released.
+            changes: Whether the instance has another version then.
+            **about: What the journal keeps of it.
+        """
+        sent = [(each.message_id, each.task, each.payload) for each in messages]
+        sent += [(each.message_id, each.step, each.payload) for each in self.pending.released]
+        rows = tuple(Outgoing(row_id(self.run_id, number), "sent", *each) for number, each in enumerate(sent))
+        detail = {"act": self.act.name, "actor": self.act.actor, "because": self.act.reason, **about}
+        if rows:
+            detail["sent"] = [{"task": row.task, "id": row.message_id} for row in rows]
+        entry = Entry(
+            step=f"{self.saga.name}.{OPERATOR}",
+            message_id=derived_id(self.act.id, self.record.id),
+            attempt=self.run_id,
+            outcome=kind.value,
+            saga=self.saga.name,
+            key=self.record.key,
+            instance_id=self.record.id,
+            version=self.record.version + 1 if changes else 0,
+            detail=to_json(detail).decode(),
+        )
+        return Effects(entry, rows, self.owner, self.grace_ms)
+
+    @property
+    def name(self) -> str:
+        """The instance, for texts."""
+        return f"{self.saga.name} {self.record.key!r}"
+
+
+#: Returns what an act writes for an instance as it was found.
+Planner = Callable[[Subject], Plan]
+
+
+def perform(
+    services: Services,
+    saga: SagaDefinition,
+    lookup: Lookup,
+    act: Act,
+    plan: Planner,
+    *,
+    expected_version: int | None = None,
+    dry_run: bool = False,
+) -> Done:
+    """Act on an instance, even if it changes at the same time; its effect is committed when this function returns.
+
+    Raises:
+        SagaNotFound: There is no such instance.
+        MisuseError: It has another version than the expected one, or the act does not fit it.
+        RevisionConflict: It was changed each time, or is locked.
+        StoreError: It is unknown whether it was done; repeating the call with the same act completes it.
+    """
+    backend, conflicts = services.backend, Conflicts(services.conflict_retries)
+    while True:
+        found = backend.sagas.find(lookup)
+        record = found.record
+        if record is None:
+            completed = lookup.property == KEY and backend.journal.outcome_of(saga.names, lookup.value) is not None
+            raise SagaNotFound(saga.name, shown_property(saga, lookup), lookup.value, completed)
+        about = (backend.outbox.time(), services.terms.owner, services.terms.grace_ms)
+        subject = Subject(saga, record, act, found.new_id, *about)
+        if expected_version is not None and record.version != expected_version:
+            problem = f"{subject.name} has version {record.version}, and {expected_version} was expected"
+            raise MisuseError(problem, "See what has changed it, and decide again")
+        planned = plan(subject)
+        done = Done(saga.name, record.key, record.id, record.version, False, planned.text, planned.before, planned.after)
+        if planned.commit is None or dry_run:
+            return done
+        called_at = time.monotonic()
+        try:
+            planned.commit.perform(backend)
+        except RevisionConflict as conflict:
+            if conflict.reason == "unique" and isinstance(planned.commit, Update):
+                _refuse_taken_keys(backend.sagas, saga, planned.commit)
+            conflicts.wait(conflict)
+        except AlreadyHandled:
+            return done._replace(text="it was done before")
+        else:
+            effects = planned.commit.effects
+            services.dispatcher.dispatch(effects.outgoing, called_at)
+            return done._replace(version=effects.entry.version or record.version, changed=True)
+
+
+def _refuse_taken_keys(sagas: SagaStore, saga: SagaDefinition, update: Update) -> None:
+    for name, value in update.change.added_keys:
+        other = sagas.find(Lookup(saga.names, name, value)).record
+        if other is not None and other.id != update.record.id:
+            raise KeyTaken(saga.name, name, value, other.id, other.key)

@@ -1,0 +1,195 @@
+"""The verbs: what an operator may do to an instance."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from pydantic_core import from_json, to_json
+
+from celery_sagas.core.codec import dump, load
+from celery_sagas.core.pending import PAUSED, Pause, Pending
+from celery_sagas.core.requests.requests import Request
+from celery_sagas.core.sending import SerializedMessage
+from celery_sagas.core.state import State
+from celery_sagas.core.timeouts import Timeout
+from celery_sagas.engine.acts.acting import Plan, Subject
+from celery_sagas.engine.final_states import FINAL, FinalState
+from celery_sagas.engine.instance import alternate_keys_of, key_of, tags_of
+from celery_sagas.engine.outcomes import Kind
+from celery_sagas.errors import InvalidState, MisuseError, UnreadableState
+from celery_sagas.stores.operations import Delete, Write
+
+#: Why an instance has completed: an operator has ended it.
+TERMINATED: Final = "terminated"
+#: How many names an error lists.
+_NAMED: Final = 10
+_OTHER_VALUES: Final = "give it other values"
+
+
+def pause(subject: Subject) -> Plan:
+    """Have all messages to the instance wait until it is resumed."""
+    pending, act = subject.pending, subject.act
+    if before := pending.paused:
+        return Plan(None, f"{before.actor} has paused it already: {before.reason}")
+    pending.paused = Pause(subject.now, act.actor, act.reason)
+    return Plan(subject.update(tags={**pending.tags, **dict([PAUSED])}), "is paused: its messages wait until it is resumed")
+
+
+def resume(subject: Subject) -> Plan:
+    """End a pause, and send what has waited; what is still too early waits again."""
+    pending = subject.pending
+    if pending.paused is None:
+        return Plan(None, "it is not paused")
+    pending.paused = None
+    _release_all(pending)
+    tags = {name: value for name, value in pending.tags.items() if name != PAUSED[0]}
+    text = f"goes on{_with_messages(len(pending.released))}"
+    return Plan(subject.update(tags=tags), text)
+
+
+def terminate(subject: Subject, failure: SerializedMessage | None, *, leave_undone: bool) -> Plan:
+    """End the instance where it stands: no step of it runs.
+
+    Args:
+        subject: The instance.
+        failure: The message to whoever waits for its answer, if anybody does.
+        leave_undone: Whether it may end although something of it could be undone.
+
+    Raises:
+        MisuseError: Something of it could be undone.
+    """
+    record, saga = subject.record, subject.saga
+    try:
+        pending = subject.pending
+    except UnreadableState:
+        pending = subject.__dict__["pending"] = Pending()  # what waits with it cannot be read, and goes with it
+    if count := (0 if leave_undone else pending.to_undo):
+        pieces = "1 piece of work" if count == 1 else f"{count:,} pieces of work"
+        problem = f"{subject.name} has {pieces} that could be undone, and terminate does not undo anything"
+        raise MisuseError(problem, "Have a step call compensate(), or say that it is left as it is: --leave-undone")
+    _release_all(pending)
+    kept: dict[str, Any] = {}
+    if saga.keep_ms is not None:
+        kept[FINAL] = FinalState(
+            data=record.data, schema_version=record.schema_version, created_at=record.created_at
+        ).model_dump()
+    messages = [failure] if failure else []
+    effects = subject.effects(Kind.COMPLETED, messages, reason=TERMINATED, **kept)
+    return Plan(Delete(record, effects), f"is terminated{_with_messages(len(pending.released))}")
+
+
+def patch(subject: Subject, change: Callable[[dict[str, Any]], dict[str, Any]], most_bytes: int) -> Plan:
+    """Change the state, which must be valid then, as the state is that a step leaves.
+
+    Args:
+        subject: The instance.
+        change: Returns the changed fields, given the stored ones, as JSON values.
+        most_bytes: The maximum size of a state.
+
+    Raises:
+        InvalidState: It would not be valid, or too large, or have another key.
+        KeyTaken: An alternate key belongs to another instance.
+        NewerState: Newer code wrote it.
+    """
+    saga, record, pending = subject.saga, subject.record, subject.pending
+    before = _upgraded(subject)
+    state, unknown = _loaded(subject, to_json(change(dict(from_json(before)))).decode())
+    if key_of(saga, record.key, state) != record.key:
+        fields = ", ".join(saga.correlate_by)
+        raise InvalidState(saga.name, record.key, [(fields, "the correlation key is the instance's for life")], _OTHER_VALUES)
+    after = dump(saga, record.key, state, unknown)
+    if (size := len(after.encode())) > most_bytes:
+        problem = f"it has {size:,} bytes; saga_max_state_bytes allows {most_bytes:,}"
+        raise InvalidState(saga.name, record.key, [("", problem)], _OTHER_VALUES)
+    if after == before and record.schema_version == saga.schema_version:
+        return Plan(None, "its state is like that already", before, after)
+    if not pending.paused:
+        _release_all(pending)  # it may be in another status
+    tags = tags_of(saga, record.key, state) | (dict([PAUSED]) if pending.paused else {})
+    keys = alternate_keys_of(saga, record.key, state)
+    paths = _changed(from_json(before), from_json(after))
+    commit = subject.update(data=after, schema_version=saga.schema_version, keys=keys, tags=tags, fields=paths)
+    return Plan(commit, f"has changed: {', '.join(paths) or 'only its schema'}", before, after)
+
+
+def skip(subject: Subject, name: str) -> Plan:
+    """Have the instance no longer wait for a timeout, or for what comes of a request.
+
+    Args:
+        subject: The instance.
+        name: Of the timeout; or the id of the request, or of its task if it is the only one.
+
+    Raises:
+        MisuseError: It waits for nothing of that name.
+    """
+    awaited, pending = awaited_by(subject, name), subject.pending
+    if isinstance(awaited, Timeout):
+        pending.unschedule(name)
+        return Plan(subject.update(skipped=name), f"waits no longer for the timeout {name}")
+    pending.remove(awaited)
+    return Plan(subject.update(skipped=awaited.id), f"waits no longer for {awaited.task}")
+
+
+def note(subject: Subject, text: str, messages: Sequence[SerializedMessage] = (), **about: Any) -> Plan:
+    """Write down an act that leaves the instance as it is, and send messages with it."""
+    return Plan(Write(subject.effects(Kind.OPERATED, messages, changes=False, **about)), text)
+
+
+def awaited_by(subject: Subject, name: str) -> Timeout | Request:
+    """Return the timeout of a name, or the open request with an id, or to a task.
+
+    Raises:
+        MisuseError: There is none, or there are several.
+    """
+    pending = subject.pending
+    if name in pending.timeouts:
+        return pending.timeouts[name]
+    requests = [each for each in pending.requests.values() if not each.has_timed_out]
+    found = [each for each in requests if name in (each.id, each.first)] or [each for each in requests if each.task == name]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        ids = ", ".join(each.id for each in found[:_NAMED])
+        raise MisuseError(f"{subject.name} waits for {len(found):,} answers of {name}", f"Name one of them: {ids}")
+    names = [*pending.timeouts, *(each.task for each in requests)]
+    known = ", ".join(names[:_NAMED]) or "nothing"
+    raise MisuseError(f"{subject.name} does not wait for {name}", f"It waits for {known}")
+
+
+def _release_all(pending: Pending) -> None:
+    for deferred in list(pending.deferred):
+        pending.release(deferred)
+
+
+def _with_messages(count: int) -> str:
+    if not count:
+        return ""
+    return ", and 1 message that waited is sent" if count == 1 else f", and {count:,} messages that waited are sent"
+
+
+def _upgraded(subject: Subject) -> str:
+    """Return the state as today's code stores it; as it is, if that code cannot read it."""
+    saga, record = subject.saga, subject.record
+    try:
+        return dump(saga, record.key, *load(saga, record.key, record.data, record.schema_version))
+    except (UnreadableState, InvalidState):
+        if record.schema_version < saga.schema_version:
+            raise
+        return record.data
+
+
+def _loaded(subject: Subject, data: str) -> tuple[State, dict[str, Any]]:
+    """Return the state that JSON text has.
+
+    Raises:
+        InvalidState: It is not valid.
+    """
+    saga, record = subject.saga, subject.record
+    try:
+        return load(saga, record.key, data, saga.schema_version)
+    except UnreadableState as exc:
+        raise InvalidState(saga.name, record.key, [("", exc.problem)], _OTHER_VALUES) from exc
+
+
+def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Return the names of the fields that differ."""
+    return [name for name in dict.fromkeys((*before, *after)) if before.get(name) != after.get(name)]

@@ -1,0 +1,290 @@
+"""The operator: a person, or a program in the place of one, who looks at instances and acts on them."""
+
+import getpass
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Final
+from uuid import uuid4
+
+from celery import Celery
+
+from celery_sagas.core.ids import derived_id
+from celery_sagas.core.names import storable
+from celery_sagas.core.registry import registry
+from celery_sagas.core.saga import SagaDefinition
+from celery_sagas.engine.acts import verbs
+from celery_sagas.engine.acts.acting import ACTOR_CHARACTERS, REASON_CHARACTERS, Act, Done, Plan, Planner, Subject, perform
+from celery_sagas.engine.query import lookup_of
+from celery_sagas.errors import MisuseError
+from celery_sagas.operate.answering import Sent, answer_to, failure_to, failure_to_requester
+from celery_sagas.operate.explain import explain
+from celery_sagas.operate.patching import patched
+from celery_sagas.operate.reading import read_facts
+from celery_sagas.operate.view import view_of
+from celery_sagas.stores.ports import Backend
+from celery_sagas.stores.records import Lookup
+from celery_sagas.worker.runtime import Runtime, runtime_of
+from celery_sagas.worker.saga import Saga
+
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+class Operator:
+    """A person, or a program in the place of one, who looks at instances and acts on them.
+
+    Args:
+        app: The Celery app.
+        actor: Who acts: a name that others know, such as a login; at most 200 characters.
+        dry_run: Whether acts are only planned: nothing is written.
+        batch: The id of a batch: each verb is done once for each instance, however often it is repeated under this id.
+
+    Raises:
+        ValueError: The name is empty, or too long.
+    """
+
+    def __init__(self, app: Celery, actor: str, *, dry_run: bool = False, batch: str = "") -> None:
+        self.app = app
+        self.actor = _text("actor", actor, ACTOR_CHARACTERS)
+        self.dry_run = dry_run
+        self.batch = batch
+
+    def instance(self, saga: type[Saga] | str, key: object = None, /, **by: object) -> "OperatedInstance":
+        """Return an instance to act on; whether it exists is found out then.
+
+        Args:
+            saga: Its class, or the stored name of that.
+            key: Its correlation key; a tuple of all parts for a composite one.
+            **by: Instead, an alternate key, the parts of the correlation key, or the instance's id: see ``Saga.find``.
+
+        Raises:
+            MisuseError: There is no such saga.
+            DefinitionError: It is looked up by a property that is not a key of the saga, or by several at once.
+            CorrelationError: The value is null, or not a value of the key's type.
+        """
+        definition = saga_of(saga)
+        return OperatedInstance(self, definition, lookup_of(definition, key, by))
+
+
+@dataclass(frozen=True)
+class OperatedInstance:
+    """An instance as an operator acts on it: ``operator.instance(Order, "42")``.
+
+    Each act is one commit, with who acts, and why: ``reason``, at most 2,000 characters. If the instance changes at the same
+    time, the act is decided again on what it is then.
+
+    All acts raise these errors:
+
+    * ``SagaNotFound``: There is no such instance.
+    * ``MisuseError``: It has another version than ``expected_version``, or the act does not fit it.
+    * ``NewerState``, ``UnreadableState``: Newer code has written it, or it cannot be read.
+    * ``RevisionConflict``: It was changed each time, or is locked.
+    * ``StoreError``: It is unknown whether it was done.
+    """
+
+    operator: Operator
+    saga: SagaDefinition
+    lookup: Lookup
+
+    def show(self) -> dict[str, Any] | None:
+        """Return what is known of it, redacted: what ``celery sagas show --json`` prints; ``None`` if it is gone.
+
+        Raises:
+            StoreError: The store is away.
+        """
+        facts = read_facts(self._runtime, self.saga, self.lookup)
+        return None if facts is None else view_of(facts, explain(facts), self._runtime.settings.hidden)
+
+    def pause(self, reason: str, *, expected_version: int | None = None) -> Done:
+        """Have all messages to it wait until it is resumed, also timeouts and answers; at most 100, others are redelivered later.
+
+        A message that is being handled at this moment is handled before, or waits. A pause stops no clock: what is due meanwhile
+        comes when it is resumed.
+        """
+        return self._act("pause", reason, verbs.pause, expected_version)
+
+    def resume(self, reason: str, *, expected_version: int | None = None) -> Done:
+        """Have it go on: the messages that waited are sent, in the order of their arrival."""
+        return self._act("resume", reason, verbs.resume, expected_version)
+
+    def terminate(self, reason: str, *, leave_undone: bool = False, expected_version: int | None = None) -> Done:
+        """End it where it stands: none of its steps runs.
+
+        Its timeouts end with it. Its ``Outcome`` is ``COMPLETED``, with the reason ``"terminated"``. Whoever waits for its answer
+        gets a ``Failure`` of the kind ``"revoked"``; or the answer ``None``, if no step takes a failure.
+
+        Args:
+            reason: Why.
+            leave_undone: Whether it may end although something that it has done could be undone.
+            expected_version: The version that it must have.
+        """
+
+        def plan(subject: Subject) -> Plan:
+            return verbs.terminate(subject, failure_to_requester(self._runtime, subject), leave_undone=leave_undone)
+
+        return self._act("terminate", reason, plan, expected_version)
+
+    def patch(
+        self,
+        reason: str,
+        *,
+        values: Mapping[str, Any] = _NOTHING,
+        removed: Sequence[str] = (),
+        change: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+        expected_version: int | None = None,
+    ) -> Done:
+        """Change its state, which must be valid then.
+
+        Args:
+            reason: Why.
+            values: Values of JSON by their paths, such as ``{"lines.0.sku": "x"}``.
+            removed: The paths of what is removed.
+            change: Instead, a function that returns the changed fields, given the stored ones, as values of JSON.
+            expected_version: The version that it must have.
+
+        Raises:
+            InvalidState: The state would not be valid; nothing was written.
+            KeyTaken: An alternate key belongs to another instance.
+            ValueError: A path leads nowhere.
+        """
+        changed = change or partial(patched, values=values, removed=removed)
+        most_bytes = self._runtime.settings.max_state_bytes
+        return self._act("patch", reason, lambda subject: verbs.patch(subject, changed, most_bytes), expected_version)
+
+    def fire(self, name: str, reason: str, *, expected_version: int | None = None) -> Done:
+        """Have a timeout, or the deadline of a request, come now: the first time, or again.
+
+        It is handled once, however often it comes. Of a series it is the next occurrence.
+
+        Args:
+            name: Of the timeout; or the id of the request, or its task.
+            reason: Why.
+            expected_version: The version that it must have.
+        """
+        rows = list[str]()
+        done = self._act("fire", reason, partial(self._plan_to_fire, name=name, rows=rows), expected_version)
+        if not self.operator.dry_run:
+            self._backend.outbox.hurry(rows[-1:])
+        return done
+
+    def skip(self, name: str, reason: str, *, expected_version: int | None = None) -> Done:
+        """Have it no longer wait for a timeout, or for the answer to a request.
+
+        Args:
+            name: Of the timeout; or the id of the request, or its task.
+            reason: Why.
+            expected_version: The version that it must have.
+        """
+        return self._act("skip", reason, partial(verbs.skip, name=name), expected_version)
+
+    def answer(
+        self,
+        request: str,
+        value: Any,
+        reason: str,
+        *,
+        arguments: Mapping[str, Any] = _NOTHING,
+        expected_version: int | None = None,
+    ) -> Done:
+        """Answer a request in the place of the task that was asked, whose own answer changes nothing any more.
+
+        Args:
+            request: Its id, or its task.
+            value: The answer, as values of JSON.
+            reason: Why.
+            arguments: What the step takes besides: ``then=`` had it in its message, and the instance does not keep it.
+            expected_version: The version that it must have.
+
+        Raises:
+            InvalidMessage: The step does not accept the value, or lacks an argument.
+        """
+        return self._send(
+            "answer", reason, partial(answer_to, request=request, value=value, arguments=arguments), expected_version
+        )
+
+    def fail(
+        self,
+        request: str,
+        text: str,
+        reason: str,
+        *,
+        arguments: Mapping[str, Any] = _NOTHING,
+        expected_version: int | None = None,
+    ) -> Done:
+        """Have a request fail, with a ``Failure`` of the kind ``"revoked"``, which is not retried.
+
+        Args:
+            request: Its id, or its task.
+            text: Of the failure.
+            reason: Why.
+            arguments: What the step takes besides: ``otherwise=`` had it in its message, and the instance does not keep it.
+            expected_version: The version that it must have.
+
+        Raises:
+            InvalidMessage: The step lacks an argument.
+        """
+        return self._send("fail", reason, partial(failure_to, request=request, text=text, arguments=arguments), expected_version)
+
+    @property
+    def _runtime(self) -> Runtime:
+        return runtime_of(self.operator.app)
+
+    @property
+    def _backend(self) -> Backend:
+        return self._runtime.backends.of(self.saga)
+
+    def _plan_to_fire(self, subject: Subject, *, name: str, rows: list[str]) -> Plan:
+        awaited = verbs.awaited_by(subject, name)
+        if not awaited.row:
+            raise MisuseError(f"the request {name} of {subject.name} has no deadline that could come", "Answer it, or skip it")
+        if not self._backend.outbox.read([awaited.row]):
+            problem = f"the outbox does not have {name} of {subject.name} any more: an earlier release has published it"
+            raise MisuseError(problem, "Have the instance wait for it no longer: celery sagas skip")
+        rows.append(awaited.row)
+        return verbs.note(subject, f"{name} comes now", fired=name)
+
+    def _send(self, verb: str, reason: str, message: Callable[..., Sent], expected_version: int | None) -> Done:
+        def plan(subject: Subject) -> Plan:
+            sent = message(self._runtime, subject)
+            return verbs.note(subject, f"{sent.message.task} gets it", [sent.message], request=sent.request.id)
+
+        return self._act(verb, reason, plan, expected_version)
+
+    def _act(self, verb: str, reason: str, plan: Planner, expected_version: int | None) -> Done:
+        operator = self.operator
+        id = derived_id(operator.batch, verb) if operator.batch else str(uuid4())
+        act = Act(verb, operator.actor, _text("reason", reason, REASON_CHARACTERS), id)
+        services = self._runtime.services_of(self.saga)
+        return perform(services, self.saga, self.lookup, act, plan, expected_version=expected_version, dry_run=operator.dry_run)
+
+
+def default_actor() -> str:
+    """Return who runs this process: the user, also behind sudo, and the machine."""
+    try:
+        user = os.environ.get("SUDO_USER") or getpass.getuser()
+    except (OSError, KeyError):  # the user has no name here
+        user = str(os.getuid())
+    return storable(f"{user}@{socket.gethostname()}", ACTOR_CHARACTERS)
+
+
+def saga_of(saga: type[Saga] | str) -> SagaDefinition:
+    """Return the definition of a saga, given its class or its stored name.
+
+    Raises:
+        MisuseError: There is none.
+    """
+    found = registry.saga_named(saga) if isinstance(saga, str) else getattr(saga, "__saga__", None)
+    if not isinstance(found, SagaDefinition):
+        raise MisuseError(f"{saga!r} is no saga of this app", f"Known: {', '.join(registry.sagas) or 'none'}")
+    return found
+
+
+def _text(what: str, given: str, most: int) -> str:
+    if not isinstance(given, str) or not given.strip():
+        raise ValueError(f"{what}= takes a text, and is empty")
+    if len(given) > most or storable(given, most) != given:
+        raise ValueError(f"{what}= takes at most {most:,} characters, which can be stored")
+    return given

@@ -1,0 +1,53 @@
+"""Patches of states, as JSON values: what is set and removed, by paths such as ``lines.0.sku``."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def patched(fields: dict[str, Any], values: Mapping[str, Any], removed: Sequence[str]) -> dict[str, Any]:
+    """Return fields with other values.
+
+    Args:
+        fields: They are changed in place.
+        values: What is set, by its path: names of fields and keys, and positions in lists, with points between them. What is
+            set in an object may be new; a list is not made longer.
+        removed: The paths of what is removed.
+
+    Raises:
+        ValueError: A path leads nowhere.
+    """
+    for path, value in values.items():
+        container, last = _found(fields, path)
+        container[last] = value
+    for path in removed:
+        container, last = _found(fields, path)
+        try:
+            del container[last]
+        except KeyError:
+            raise ValueError(f"there is no {path} that could be removed") from None
+    return fields
+
+
+def _found(fields: dict[str, Any], path: str) -> tuple[Any, Any]:
+    """Return the object or list that a path ends in, and the last part of the path."""
+    *parts, last = path.split(".")
+    container: Any = fields
+    for number, part in enumerate(parts):
+        try:
+            container = container[_index(container, part)]
+        except (KeyError, IndexError, TypeError):
+            raise ValueError(f"there is no {'.'.join(parts[: number + 1])} in the state, on the way to {path}") from None
+    if not isinstance(container, dict | list):
+        raise ValueError(f"{'.'.join(parts)} has no parts, on the way to {path}")  # noqa: TRY004 - it is about the path
+    index = _index(container, last)
+    if isinstance(index, int) and index >= len(container):
+        raise ValueError(f"there is no {path} in the state: {'.'.join(parts)} has {len(container):,} parts, counted from 0")
+    return container, index
+
+
+def _index(container: Any, part: str) -> str | int:
+    if not isinstance(container, list):
+        return part
+    if not part.isdecimal():
+        raise ValueError(f"{part!r} is no position in a list: these are counted from 0")
+    return int(part)

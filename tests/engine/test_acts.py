@@ -1,0 +1,334 @@
+"""Operators' acts: what they write, what waits while an instance is paused, and what becomes of it."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from pydantic_core import from_json
+
+from celery_sagas.core.pending import PAUSED
+from celery_sagas.core.requests.requests import ReplyKind
+from celery_sagas.core.sending import SerializedMessage
+from celery_sagas.engine.acts.acting import Act, Done, Planner, Subject, perform
+from celery_sagas.engine.acts.verbs import note, patch, pause, resume, skip, terminate
+from celery_sagas.engine.instance import lookup_in
+from celery_sagas.engine.outcomes import Kind, read_entry
+from celery_sagas.errors import InvalidState, KeyTaken, MisuseError, NewerState, RevisionConflict, SagaNotFound, TooManyDeferred
+from celery_sagas.stores.memory.backend import MemoryBackend
+from celery_sagas.stores.records import KEY, Change
+from celery_sagas.testing.samples import effects
+from tests.engine.conftest import Engine
+from tests.engine.test_deferring import NOTED, noted
+from tests.engine.tickets import ASKER, MESSAGES, Ticket, Tickets, rewrite, rows, steps, tickets
+
+__all__ = ["steps"]
+pytestmark = pytest.mark.usefixtures("steps")
+
+every_message = pytest.mark.parametrize("what", MESSAGES)
+every_policy = pytest.mark.parametrize("if_not", ["raise", "ignore", "defer"])
+FAILURE = SerializedMessage("f1", "f1", "cart.failed", "{}")
+
+
+def act(engine: Engine, plan: Planner, name: str = "act", *, id: str = "act-1", **how: Any) -> Done:
+    """Act on the ticket 1."""
+    saga = Ticket.__saga__
+    assert saga is not None
+    return perform(engine.services, saga, lookup_in(saga, KEY, "1"), Act(name, "ann", "carrier down", id), plan, **how)
+
+
+def paused(engine: Engine, if_not: str = "raise", status: str = "open") -> Tickets:
+    """Return a paused ticket."""
+    made = tickets(engine, if_not)
+    made.become(status)
+    act(engine, pause, "pause", id="pause-1")
+    return made
+
+
+def changing(**fields: Any) -> Callable[[Subject], Any]:
+    """Return the plan of a patch."""
+    return lambda subject: patch(subject, lambda found: {**found, **fields}, 10_000)
+
+
+def ending(failure: SerializedMessage | None = None, *, leave_undone: bool = False) -> Callable[[Subject], Any]:
+    """Return the plan of a termination."""
+    return lambda subject: terminate(subject, failure, leave_undone=leave_undone)
+
+
+class TestPause:
+    @every_policy
+    @every_message
+    def test_every_message_waits_and_is_handled_once_it_goes_on(self, engine: Engine, what: str, if_not: str) -> None:
+        """Whatever becomes of messages in the wrong status."""
+        made = paused(engine, if_not)
+        before = made.record
+        outcome = made.come(what)
+
+        assert (outcome.kind, outcome.reason, outcome.message_id) == (Kind.DEFERRED, "paused", "m1")
+        assert (made.record.data, made.record.version) == (before.data, before.version + 1)
+        assert [each.id for each in made.deferred] == ["m1"]
+        assert made.seen == []
+        assert made.is_awaited(what) or what in NOTED
+
+        done = act(engine, resume, "resume", id="resume-1")
+        assert (done.changed, done.text) == (True, "goes on, and 1 message that waited is sent")
+        assert made.released() == ["m1"]
+        assert made.seen == [noted(what)]
+        assert (made.deferred, made.pending.paused) == ([], None)
+
+    @every_message
+    def test_redelivery_waits_once(self, engine: Engine, what: str) -> None:
+        made = paused(engine)
+        made.come(what)
+        version = made.record.version
+        assert made.again("m1").kind is Kind.DEFERRED
+        assert (made.record.version, len(made.deferred)) == (version, 1)
+
+    def test_it_cannot_lose_against_a_message_under_way(self, engine: Engine, rival: Engine) -> None:
+        """The step runs again from find, and sees the pause."""
+        made = tickets(engine)
+        made.become("open")
+        engine.interpose().once_before("update", lambda: act(rival, pause, "pause") and None)
+        assert made.come("message").kind is Kind.DEFERRED
+        assert made.seen == []
+
+    def test_message_under_way_comes_first_or_waits(self, engine: Engine, rival: Engine) -> None:
+        """A pause that meets a commit is decided again on what that has left."""
+        made = tickets(engine)
+        made.become("open")
+        engine.interpose().once_before("update", lambda: Tickets(rival, "defer").come("message") and None)
+        assert act(engine, pause, "pause").changed
+        assert made.seen == ["worked 1"]
+        assert made.pending.paused is not None
+
+    def test_is_written_down(self, engine: Engine) -> None:
+        made = paused(engine)
+        pending, entry = made.pending, made.entries[-1]
+        assert pending.paused is not None
+        assert pending.paused[1:] == ("ann", "carrier down")
+        assert pending.tags == dict([PAUSED])
+        assert (entry.step, entry.outcome, entry.version) == ("ticket.(operator)", "operated", made.record.version)
+        assert from_json(entry.detail) == {"act": "pause", "actor": "ann", "because": "carrier down"}
+
+    def test_is_listed(self, engine: Engine, backend: MemoryBackend) -> None:
+        made = paused(engine)
+        assert [glance.id for glance in backend.instances.tagged("ticket", PAUSED, 10).instances] == [made.record.id]
+        act(engine, resume, "resume", id="resume-1")
+        assert backend.instances.tagged("ticket", PAUSED, 10).instances == ()
+
+    def test_again_changes_nothing(self, engine: Engine) -> None:
+        made = paused(engine)
+        version = made.record.version
+        done = act(engine, pause, "pause", id="pause-2")
+        assert (done.changed, done.text) == (False, "ann has paused it already: carrier down")
+        assert made.record.version == version
+
+    def test_what_it_no_longer_waits_for_is_dropped(self, engine: Engine) -> None:
+        made = tickets(engine)
+        made.become("open")
+        made.come("timeout", "m1")
+        act(engine, pause, "pause")
+        assert made.come("timeout", "m2").kind is Kind.DROPPED
+        assert made.deferred == []
+
+    def test_second_occurrence_of_a_series_is_dropped(self, engine: Engine) -> None:
+        made = paused(engine)
+        assert [made.come("series", id).kind for id in ("m1", "m2")] == [Kind.DEFERRED, Kind.DROPPED]
+
+    def test_more_messages_than_can_wait_come_later(self, engine: Engine) -> None:
+        made = paused(engine)
+        for number in range(100):
+            made.come("message", f"m{number}")
+        with pytest.raises(TooManyDeferred, match="100 messages wait with it"):
+            made.come("message", "one more")
+        act(engine, resume, "resume", id="resume-1")
+        assert made.released() == [f"m{number}" for number in range(100)]
+        assert len(made.seen) == 100
+
+    def test_what_waits_for_another_status_waits_again(self, engine: Engine) -> None:
+        made = tickets(engine, "defer")
+        made.come("message", "m1")
+        since = made.deferred[0].since
+        act(engine, pause, "pause")
+        act(engine, resume, "resume", id="resume-1")
+        made.again("m1", since=since)
+        assert [(each.id, each.since) for each in made.deferred] == [("m1", since)]
+        made.become("open")
+        made.released()
+        assert made.seen == ["worked 1"]
+
+    def test_starter_of_a_new_instance_begins_it(self, engine: Engine) -> None:
+        made = paused(engine)
+        assert engine.handle(made.begin, id="b2", number="2").kind is Kind.STARTED
+
+    def test_requester_is_answered_when_it_goes_on(self, engine: Engine) -> None:
+        made = paused(engine)
+        made.come("message", asked_by=ASKER)
+        assert engine.publisher.published == []
+        act(engine, resume, "resume", id="resume-1")
+        made.released()
+        assert [json.loads(sent.payload) for sent in engine.publisher.published] == ["done 1"]
+
+
+class TestPerform:
+    def test_repetition_writes_nothing(self, engine: Engine) -> None:
+        """Its reply was lost."""
+        made = tickets(engine)
+        act(engine, partial(skip, name="once"))
+        version = made.record.version
+        done = act(engine, lambda subject: note(subject, "is noted"))
+        assert (done.changed, done.text) == (False, "it was done before")
+        assert made.record.version == version
+
+    def test_dry_run_writes_nothing(self, engine: Engine) -> None:
+        made = tickets(engine)
+        before, entries = made.record, made.entries
+        done = act(engine, pause, dry_run=True)
+        assert (done.changed, done.text) == (False, "is paused: its messages wait until it is resumed")
+        assert (made.record, made.entries) == (before, entries)
+
+    def test_another_version_than_the_expected_one(self, engine: Engine) -> None:
+        made = tickets(engine)
+        with pytest.raises(MisuseError, match="has version 2, and 1 was expected"):
+            act(engine, pause, expected_version=1)
+        assert act(engine, pause, expected_version=2).version == made.record.version == 3
+
+    def test_no_such_instance(self, engine: Engine) -> None:
+        with pytest.raises(SagaNotFound, match="number='1': none was started"):
+            act(engine, pause)
+
+    def test_one_that_has_completed(self, engine: Engine) -> None:
+        made = tickets(engine)
+        engine.handle(made.end, id="e1", number="1")
+        with pytest.raises(SagaNotFound, match="it has completed"):
+            act(engine, pause)
+
+    def test_locked_instance(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        made = tickets(engine)
+        assert engine.backend.sagas.lock(made.record, "another", 60_000)
+        monkeypatch.setattr("celery_sagas.engine.conflicts.time.sleep", lambda seconds: None)
+        with pytest.raises(RevisionConflict, match="locked"):
+            act(engine, pause)
+
+    def test_instance_of_newer_code(self, engine: Engine) -> None:
+        made = tickets(engine)
+        rewrite(made, '{"format": 99}')
+        with pytest.raises(NewerState):
+            act(engine, pause)
+
+
+class TestTerminate:
+    def test_ends_the_instance_and_what_it_waits_for(self, engine: Engine, backend: MemoryBackend) -> None:
+        made = paused(engine)
+        made.come("message")
+        done = act(engine, ending())
+        assert (done.changed, done.text) == (True, "is terminated, and 1 message that waited is sent")
+        assert backend.sagas.count(["ticket"]) == {"ticket": 0}
+        engine.services.dispatcher.confirmations.flush()
+        assert rows(backend) == []
+        entry = backend.journal.outcome_of(["ticket"], "1")
+        assert entry is not None
+        outcome = read_entry(entry)
+        assert (outcome.kind, outcome.reason, outcome.step) == (Kind.COMPLETED, "terminated", "ticket.(operator)")
+        assert [message.message_id for message in engine.publisher.published] == ["m1"]
+        assert made.again("m1").reason == "completed"
+
+    def test_tells_who_waits_for_its_answer(self, engine: Engine) -> None:
+        tickets(engine)
+        act(engine, ending(FAILURE))
+        assert engine.publisher.ids == ["f1"]
+
+    def test_one_whose_pending_map_is_damaged(self, engine: Engine, backend: MemoryBackend) -> None:
+        made = tickets(engine)
+        rewrite(made, "[]")
+        assert act(engine, ending()).changed
+        assert backend.sagas.count(["ticket"]) == {"ticket": 0}
+
+
+class TestPatch:
+    def test_changes_state_keys_and_status(self, engine: Engine) -> None:
+        made = tickets(engine, "defer")
+        made.come("message")
+        done = act(engine, changing(code="c2", status="open"))
+        assert (done.changed, done.text) == (True, "has changed: code, status")
+        assert (json.loads(done.before)["code"], json.loads(done.after)["code"]) == ("c1", "c2")
+        assert (made.data["code"], made.data["status"]) == ("c2", "open")
+        assert made.pending.keys == {"code": "c2"}
+        assert from_json(made.entries[-1].detail)["fields"] == ["code", "status"]
+        made.released()
+        assert made.seen == ["worked 1"]
+
+    def test_paused_instance_stays_paused(self, engine: Engine) -> None:
+        made = paused(engine)
+        made.come("message")
+        act(engine, changing(code="c2"))
+        assert made.pending.paused is not None
+        assert made.pending.tags == dict([PAUSED])
+        assert len(made.deferred) == 1
+
+    @pytest.mark.parametrize(
+        ("fields", "problem"),
+        [
+            ({"status": "lost"}, "status: Input should be 'new', 'open' or 'shut'"),
+            ({"number": "2"}, "number: the correlation key is the instance's for life"),
+            ({"seen": ["x" * 20_000]}, "saga_max_state_bytes allows 10,000"),
+            ({"seen": 5}, "seen: Input should be a valid array"),
+        ],
+    )
+    def test_invalid_state_is_refused(self, engine: Engine, fields: dict[str, Any], problem: str) -> None:
+        made = tickets(engine)
+        before = made.record
+        with pytest.raises(InvalidState) as raised:
+            act(engine, changing(**fields))
+        assert problem in str(raised.value)
+        assert made.record == before
+
+    def test_key_of_another_instance(self, engine: Engine) -> None:
+        made = tickets(engine)
+        engine.handle(made.begin, id="b2", number="2", code="c2")
+        with pytest.raises(KeyTaken):
+            act(engine, changing(code="c2"))
+
+    def test_same_state_changes_nothing(self, engine: Engine) -> None:
+        tickets(engine)
+        done = act(engine, changing(code="c1"))
+        assert (done.changed, done.text) == (False, "its state is like that already")
+
+    def test_repairs_what_cannot_be_read(self, engine: Engine) -> None:
+        made = tickets(engine)
+        record = made.record
+        damaged = Change(("ticket",), record.schema_version, '{"number": "1", "status": "lost"}', record.pending)
+        engine.backend.sagas.update(record, damaged, effects(record))
+        assert act(engine, changing(status="open")).changed
+        assert made.data["status"] == "open"
+
+
+class TestSkip:
+    @pytest.mark.parametrize(
+        ("name", "what"), [("once", "timeout"), ("often", "series"), ("r1", ReplyKind.ANSWER), ("charge", ReplyKind.ANSWER)]
+    )
+    def test_waits_no_longer(self, engine: Engine, backend: MemoryBackend, name: str, what: str) -> None:
+        made = tickets(engine)
+        made.become("open")
+        count = len(rows(backend))
+        assert act(engine, partial(skip, name=name)).changed
+        assert not made.is_awaited(what)
+        assert len(rows(backend)) == count - 1
+        assert made.come(what).kind is Kind.DROPPED
+
+    def test_what_it_does_not_wait_for(self, engine: Engine) -> None:
+        tickets(engine)
+        with pytest.raises(MisuseError, match=r"does not wait for delivery\. It waits for once, often, charge"):
+            act(engine, partial(skip, name="delivery"))
+
+
+def test_note_sends_messages_and_leaves_the_instance(engine: Engine) -> None:
+    made = tickets(engine)
+    before = made.record
+    done = act(engine, lambda subject: note(subject, "is answered", [FAILURE], request="r1"))
+    assert (done.changed, done.version, made.record) == (True, before.version, before)
+    assert engine.publisher.ids == ["f1"]
+    entry = made.entries[-1]
+    assert (entry.outcome, entry.version) == ("operated", 0)
+    assert from_json(entry.detail)["request"] == "r1"
