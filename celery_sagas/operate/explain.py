@@ -240,11 +240,10 @@ def timeline_of(saga: str, key: str) -> Remedy:
 
 def _act(facts: Facts, verb: str, *arguments: str, does: str) -> Remedy:
     """Return an operator's act on the instance; who runs it puts the reason in the place of WHY."""
-    given = facts.key or facts.instance_id, *arguments
-    is_option = any(each.startswith("-") for each in given)
-    named = ("--", *given) if is_option else given
-    words = (facts.saga.name, *named) if facts.key else (facts.saga.name, "--id", facts.instance_id, *arguments)
-    return Remedy(("sagas", verb, "--reason", "WHY", *words), does)
+    options = ("--reason", "WHY") if facts.key else ("--id", facts.instance_id, "--reason", "WHY")
+    given = (facts.saga.name, *([facts.key] if facts.key else []), *arguments)
+    end = ("--",) if any(each.startswith("-") for each in given) else ()
+    return Remedy(("sagas", verb, *options, *end, *given), does)
 
 
 def _described(facts: Facts, does: str) -> Remedy:

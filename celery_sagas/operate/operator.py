@@ -48,7 +48,7 @@ class Operator:
 
     def __init__(self, app: Celery, actor: str, *, dry_run: bool = False, batch: str = "") -> None:
         self.app = app
-        self.actor = _text("actor", actor, ACTOR_CHARACTERS)
+        self.actor = checked_text("actor", actor, ACTOR_CHARACTERS)
         self.dry_run = dry_run
         self.batch = batch
 
@@ -256,7 +256,7 @@ class OperatedInstance:
     def _act(self, verb: str, reason: str, plan: Planner, expected_version: int | None) -> Done:
         operator = self.operator
         id = derived_id(operator.batch, verb) if operator.batch else str(uuid4())
-        act = Act(verb, operator.actor, _text("reason", reason, REASON_CHARACTERS), id)
+        act = Act(verb, operator.actor, checked_text("reason", reason, REASON_CHARACTERS), id)
         services = self._runtime.services_of(self.saga)
         return perform(services, self.saga, self.lookup, act, plan, expected_version=expected_version, dry_run=operator.dry_run)
 
@@ -282,7 +282,12 @@ def saga_of(saga: type[Saga] | str) -> SagaDefinition:
     return found
 
 
-def _text(what: str, given: str, most: int) -> str:
+def checked_text(what: str, given: str, most: int) -> str:
+    """Return a text that an act keeps.
+
+    Raises:
+        ValueError: It is empty, too long, or cannot be stored.
+    """
     if not isinstance(given, str) or not given.strip():
         raise ValueError(f"{what}= takes a text, and is empty")
     if len(given) > most or storable(given, most) != given:

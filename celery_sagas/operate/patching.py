@@ -1,7 +1,12 @@
 """Patches of states, as JSON values: what is set and removed, by paths such as ``lines.0.sku``."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
+
+from celery_sagas.operate.redact import MARK
+
+#: In the place of a value that is not there.
+NOTHING: Final = object()
 
 
 def patched(fields: dict[str, Any], values: Mapping[str, Any], removed: Sequence[str]) -> dict[str, Any]:
@@ -51,3 +56,22 @@ def _index(container: Any, part: str) -> str | int:
     if not part.isdecimal():
         raise ValueError(f"{part!r} is no position in a list: these are counted from 0")
     return int(part)
+
+
+def restored(edited: Any, fields: Any) -> Any:
+    """Return edited values, in which each mark of a hidden value is replaced by the value at its place in the stored fields.
+
+    Raises:
+        ValueError: There is no such value.
+    """
+    if isinstance(edited, dict):
+        known = fields if isinstance(fields, dict) else {}
+        return {name: restored(value, known.get(name, NOTHING)) for name, value in edited.items()}
+    if isinstance(edited, list):
+        known_parts = fields if isinstance(fields, list) and len(fields) == len(edited) else [NOTHING] * len(edited)
+        return [restored(*pair) for pair in zip(edited, known_parts, strict=True)]
+    if edited != MARK:
+        return edited
+    if fields is NOTHING:
+        raise ValueError(f"{MARK} stands where no hidden value is: write a value")
+    return fields

@@ -329,6 +329,6 @@ def test_note_sends_messages_and_leaves_the_instance(engine: Engine) -> None:
     done = act(engine, lambda subject: note(subject, "is answered", [FAILURE], request="r1"))
     assert (done.changed, done.version, made.record) == (True, before.version, before)
     assert engine.publisher.ids == ["f1"]
-    entry = made.entries[-1]
-    assert (entry.outcome, entry.version) == ("operated", 0)
+    (entry,) = (each for each in made.entries if each.outcome == "operated")
+    assert (entry.step, entry.version) == ("ticket.(operator)", 0)
     assert from_json(entry.detail)["request"] == "r1"

@@ -2,12 +2,13 @@
 
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from celery_sagas.core.deferred import Deferred
-from celery_sagas.core.pending import Pending
+from celery_sagas.core.pending import Pause, Pending
 from celery_sagas.core.requests.requests import Request, Target
 from celery_sagas.core.requests.undo import Undo, Undoing
 from celery_sagas.core.requests.views import MemberOutcomes
@@ -104,9 +105,11 @@ def entry(detail: str, attempt: str = "run", at: int = NOW - 2 * HOUR) -> Entry:
     return Entry("order.place", "message", attempt, "handled", "order", "8841", "id", 3, detail, at)
 
 
+PAUSE = Pause(NOW - 2 * HOUR, "ann", "carrier down.")
 ASKED = entry('{"asked": [{"request": "request", "task": "shop.charge"}]}')
 UNREADABLE, NEWER = UnreadableState("order", "8841", "it is no JSON"), NewerState("order", "8841", 3, 1)
 DESCRIBE, RELAY, QUEUES = "sagas describe order", "inspect sagas_relay", "inspect active_queues"
+FIRE, RESUME = "sagas fire --reason WHY order 8841 delivery", "sagas resume --reason WHY order 8841"
 
 
 def untaken(task: str) -> str:
@@ -133,6 +136,24 @@ TABLE: list[tuple[str, Callable[[], Facts], str, str]] = [
         lambda: facts(problems=(NewerState("order", "8841", 9, 3, "pending map format"),)),
         "Newer code has written it: it has pending map format 9, and this code knows 3.",
         DESCRIBE,
+    ),
+    (
+        "paused",
+        lambda: facts(Pending(paused=PAUSE), dead_letters=[letter()]),
+        "ann paused it 2 h ago: carrier down. No message waits with it.",
+        RESUME,
+    ),
+    (
+        "paused",
+        lambda: facts(Pending(paused=PAUSE, deferred=deferred("order.ship").deferred)),
+        "ann paused it 2 h ago: carrier down. 1 message waits with it.",
+        RESUME,
+    ),
+    (
+        "paused",
+        lambda: facts(Pending(paused=PAUSE, deferred=deferred("order.ship", "order.paid").deferred)),
+        "ann paused it 2 h ago: carrier down. 2 messages wait with it.",
+        RESUME,
     ),
     (
         "failing",
@@ -171,14 +192,14 @@ TABLE: list[tuple[str, Callable[[], Facts], str, str]] = [
         lambda: facts(timeout(), row(tried_at=NOW - 59 * MINUTE, available_at=LATER)),
         "The timeout delivery was due 1 h ago. It was published 59 min ago and has not been handled: it is in a queue, or the "
         "broker has lost it. It is published again at 2027-01-15 09:00:00 UTC.",
-        QUEUES,
+        FIRE,
     ),
     (
         "overdue",
         lambda: facts(timeout(), row(tried_at=LATE, available_at=NOW)),
         "The timeout delivery was due 1 h ago. It was published 1 h ago and has not been handled: it is in a queue, or the "
         "broker has lost it. It is published again soon.",
-        QUEUES,
+        FIRE,
     ),
     (
         "overdue",
@@ -192,7 +213,7 @@ TABLE: list[tuple[str, Callable[[], Facts], str, str]] = [
         lambda: facts(timeout(every=Interval(LATE, 2 * HOUR)), row(kind="series", due_at=LATER, available_at=LATER)),
         "The series delivery was due 1 h ago. It was published and has not been handled: it is in a queue, or the "
         "broker has lost it. The next one of the series is published at 2027-01-15 09:00:00 UTC.",
-        QUEUES,
+        FIRE,
     ),
     (
         "overdue",
@@ -348,6 +369,22 @@ def test_verdict(verdict: str, known: Callable[[], Facts], sentence: str, comman
 
 def test_table_has_each_verdict() -> None:
     assert {verdict for verdict, *_ in TABLE} == set(Verdict)
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "command"),
+    [
+        ("", "delivery", "sagas fire --id id --reason WHY order delivery"),
+        ("-x", "delivery", "sagas fire --reason WHY -- order -x delivery"),
+        ("a b", "a'b", "sagas fire --reason WHY order 'a b' 'a'\"'\"'b'"),
+    ],
+)
+def test_command_of_an_act(key: str, name: str, command: str) -> None:
+    """As a shell takes it."""
+    pending = Pending(timeouts={name: Timeout("timeout", ROW, "order.remind", LATE)})
+    found = explain(replace(facts(pending, row(tried_at=LATE)), key=key)).remedy
+    assert found is not None
+    assert found.command == f"celery -A proj {command}"
 
 
 def test_message_that_was_just_committed_is_not_unsent() -> None:

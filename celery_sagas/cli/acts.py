@@ -1,0 +1,272 @@
+"""``celery sagas pause``, ``resume``, ``terminate``, ``patch``, ``fire``, ``skip``, ``answer``: acts on one instance."""
+
+import difflib
+import functools
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple, TypeVar
+
+import click
+
+from celery_sagas.cli import tables
+from celery_sagas.cli.addresses import lookup_for
+from celery_sagas.cli.app import opened, saga_named
+from celery_sagas.core.saga import SagaDefinition
+from celery_sagas.engine.acts.acting import REASON_CHARACTERS, Done
+from celery_sagas.operate.operator import OperatedInstance, Operator, checked_text, default_actor
+from celery_sagas.operate.patching import NOTHING, patched, restored
+from celery_sagas.operate.redact import redacted
+
+F = TypeVar("F", bound=Callable[..., Any])
+#: What a file of a state may have at most, in characters.
+_FILE: Final = 100_000_000
+_NAME: Final = "The name of the timeout, the id of the request, or its task."
+
+
+class _Given(NamedTuple):
+    """What each act is given."""
+
+    name: str
+    key: str | None
+    id: str | None
+    by: str | None
+    reason: str
+    actor: str | None
+    expect_version: int | None
+    dry_run: bool
+    as_json: bool
+
+
+def _options(argument: str = "") -> Callable[[F], F]:
+    """Add what each act is given; the other parameters of the command come behind it."""
+    others: list[Callable[[Any], Any]] = [
+        click.option("--id", metavar="ID", help="The instance with this id."),
+        click.option("--by", metavar="FIELD=VALUE", help="The instance with this value of a field in also_by, or in search_by."),
+        click.option("--reason", required=True, metavar="TEXT", help="Why: the journal and the audit keep it."),
+        click.option("--actor", metavar="NAME", help="Who acts; the user of this machine, if it is left out."),
+        click.option("--expect-version", type=click.IntRange(min=1), help="Act only on this version of the instance."),
+        click.option("--dry-run", is_flag=True, help="Say what would be done, and write nothing."),
+        click.option("--json", "as_json", is_flag=True, help="One JSON object."),
+    ]
+
+    def decorate(function: F) -> F:
+        @click.pass_context
+        @functools.wraps(function)
+        def command(context: click.Context, /, *args: Any, words: tuple[str, ...], **options: Any) -> Any:
+            name, key, given = _addressed(words, options, argument)
+            common = {each: options.pop(each) for each in _Given._fields if each not in ("name", "key")}
+            extra = {argument: given} if argument else {}
+            return function(context, _Given(name, key, **common), *args, **extra, **options)
+
+        wrapped: Any = command
+        for option in reversed(others):
+            wrapped = option(wrapped)
+        shown = f"SAGA [KEY]{f' {argument.upper()}' if argument else ''}"
+        return click.argument("words", nargs=-1, required=True, metavar=shown)(wrapped)  # type: ignore[no-any-return]
+
+    return decorate
+
+
+def _addressed(words: tuple[str, ...], options: Mapping[str, Any], argument: str) -> tuple[str, str | None, str]:
+    """Return the saga, the key, if one is given, and the last argument of the command."""
+    is_by_key = options["id"] is None and options["by"] is None
+    expected = 1 + is_by_key + bool(argument)
+    if len(words) != expected:
+        named = ["SAGA", *["KEY"] * is_by_key, *[argument.upper()] * bool(argument)]
+        raise click.UsageError(f"give {' '.join(named)}, and name the instance once: by its KEY, by --id, or by --by FIELD=VALUE")
+    return words[0], words[1] if is_by_key else None, words[-1] if argument else ""
+
+
+@click.command()
+@_options()
+def pause(context: click.Context, given: _Given) -> None:
+    """Have all messages to an instance wait until it is resumed, also timeouts and answers.
+
+    At most 100 wait with it; others are redelivered later. A message that is being handled at this moment is handled before, or
+    waits. A pause stops no clock: what is due meanwhile comes when the instance is resumed.
+    """
+    _act(context, given, lambda instance: instance.pause(given.reason, expected_version=given.expect_version))
+
+
+@click.command()
+@_options()
+def resume(context: click.Context, given: _Given) -> None:
+    """Have a paused instance go on: the messages that waited are sent, in the order of their arrival."""
+    _act(context, given, lambda instance: instance.resume(given.reason, expected_version=given.expect_version))
+
+
+@click.command()
+@_options()
+@click.option("--leave-undone", is_flag=True, help="End it although something that it has done could be undone.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def terminate(context: click.Context, given: _Given, leave_undone: bool, yes: bool) -> None:
+    """End an instance where it stands: none of its steps runs, and its timeouts end with it.
+
+    Whoever waits for its answer is told that it was revoked.
+    """
+    if not (yes or given.dry_run):
+        which = given.key or given.id or given.by or ""
+        click.confirm(f"End {tables.line(given.name)} {tables.line(which)} for good?", abort=True, err=True)
+    _act(
+        context,
+        given,
+        lambda instance: instance.terminate(given.reason, leave_undone=leave_undone, expected_version=given.expect_version),
+    )
+
+
+@click.command()
+@_options()
+@click.option("--set", "values", multiple=True, metavar="PATH=JSON", help="Set a value, such as lines.0.sku='\"x\"'.")
+@click.option("--unset", "removed", multiple=True, metavar="PATH", help="Remove a value.")
+@click.option("--file", type=click.File("r", encoding="utf-8"), help="Take all fields from a JSON object.")
+@click.option("--edit", is_flag=True, help="Edit the fields as JSON, with $EDITOR.")
+def patch(
+    context: click.Context, given: _Given, values: tuple[str, ...], removed: tuple[str, ...], file: Any, edit: bool
+) -> None:
+    """Change the state of an instance, which must be valid then. The correlation key stays.
+
+    It prints the difference; what is hidden is shown as three dots, and stays as it is where the dots are left.
+    """
+    if [bool(values or removed), file is not None, edit].count(True) != 1:
+        raise click.UsageError("give --set and --unset, or --file, or --edit")
+    with opened(context) as runtime:
+        saga = saga_named(given.name)
+        hide = functools.partial(redacted, saga, patterns=runtime.settings.hidden)
+        change = _change_of(hide, dict(map(_assignment, values)), removed, file)
+        try:
+            done = _instance(runtime, saga, given).patch(given.reason, change=change, expected_version=given.expect_version)
+        except ValueError as exc:
+            raise click.ClickException(tables.block(str(exc))) from exc
+        if not given.as_json:
+            shown = [json.dumps(hide(json.loads(text)), indent=2, ensure_ascii=False) for text in (done.before, done.after)]
+            for line in _difference(*shown):
+                click.echo(tables.line(line))
+        _print(given, "patch", done)
+
+
+def _change_of(
+    hide: Callable[[Any], Any], values: Mapping[str, Any], removed: tuple[str, ...], file: Any
+) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return what a patch makes of the stored fields."""
+    if values or removed:
+        return functools.partial(patched, values=values, removed=removed)
+    if file is None:
+        return functools.partial(_edited, hide)
+    whole = _object(file.read(_FILE))
+    return functools.partial(_restored, whole)
+
+
+@click.command()
+@_options("name")
+def fire(context: click.Context, given: _Given, name: str) -> None:
+    """Have a timeout, or the deadline of a request, come now: the first time, or again.
+
+    It is handled once, however often it comes. Of a series it is the next occurrence. NAME is the name of the timeout, the id of
+    the request, or its task.
+    """
+    _act(context, given, lambda instance: instance.fire(name, given.reason, expected_version=given.expect_version))
+
+
+@click.command()
+@_options("name")
+def skip(context: click.Context, given: _Given, name: str) -> None:
+    """Have an instance no longer wait for a timeout, or for the answer to a request.
+
+    NAME is the name of the timeout, the id of the request, or its task.
+    """
+    _act(context, given, lambda instance: instance.skip(name, given.reason, expected_version=given.expect_version))
+
+
+@click.command()
+@_options("request")
+@click.option("--value", metavar="JSON", help="The answer.")
+@click.option("--fail", metavar="TEXT", help="Instead, have the request fail, with this text.")
+@click.option("--argument", "arguments", multiple=True, metavar="NAME=JSON", help="What the step takes besides.")
+def answer(
+    context: click.Context, given: _Given, request: str, value: str | None, fail: str | None, arguments: tuple[str, ...]
+) -> None:
+    """Answer a request in the place of the task that was asked, whose own answer changes nothing any more.
+
+    REQUEST is its id, or its task.
+    """
+    if (value is None) == (fail is None):
+        raise click.UsageError("give --value or --fail")
+    others = dict(map(_assignment, arguments))
+
+    def act(instance: OperatedInstance) -> Done:
+        if fail is not None:
+            return instance.fail(request, fail, given.reason, arguments=others, expected_version=given.expect_version)
+        sent = _json("--value", value)
+        return instance.answer(request, sent, given.reason, arguments=others, expected_version=given.expect_version)
+
+    _act(context, given, act, "answer" if fail is None else "fail")
+
+
+def _act(context: click.Context, given: _Given, act: Callable[[OperatedInstance], Done], verb: str = "") -> None:
+    """Act on the instance that is named, and print what has come of it."""
+    with opened(context) as runtime:
+        _print(given, verb or str(context.info_name), act(_instance(runtime, saga_named(given.name), given)))
+
+
+def _instance(runtime: Any, saga: SagaDefinition, given: _Given) -> OperatedInstance:
+    try:
+        checked_text("reason", given.reason, REASON_CHARACTERS)
+        operator = Operator(runtime.app, given.actor or default_actor(), dry_run=given.dry_run)
+    except ValueError as exc:
+        raise click.UsageError(str(exc)) from exc
+    return OperatedInstance(operator, saga, lookup_for(runtime.backends.of(saga), saga, given.key, given.id, given.by))
+
+
+def _print(given: _Given, verb: str, done: Done) -> None:
+    if given.as_json:
+        shown = {name: value for name, value in done._asdict().items() if name not in ("before", "after")}
+        tables.print_json([{"act": verb, "dry_run": given.dry_run, **shown}])
+        return
+    subject = f"{done.saga} {done.key or done.id}"
+    if done.changed:
+        text = f"{subject} {done.text} (version {done.version})."
+    elif given.dry_run:
+        text = f"{subject} {done.text}: this is a dry run, and nothing was written."
+    else:
+        text = f"{subject}: nothing to be done, {done.text}."
+    click.echo(tables.line(text))
+
+
+def _assignment(text: str) -> tuple[str, Any]:
+    path, separator, value = text.partition("=")
+    if not separator or not path:
+        raise click.UsageError(f"{tables.line(text)} is no assignment such as total=12 or city='\"Oslo\"'")
+    return path, _json(path, value)
+
+
+def _json(what: str, text: str | None) -> Any:
+    try:
+        return json.loads(text or "")
+    except (ValueError, RecursionError) as exc:
+        raise click.UsageError(f"{what}: {tables.line(text or '')} is no JSON; a text needs quotes, as in '\"Oslo\"'") from exc
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise click.ClickException(f"it is no JSON: {exc}") from exc
+    if not isinstance(value, dict):
+        raise click.ClickException("it is no JSON object")
+    return value
+
+
+def _edited(hide: Callable[[Any], Any], fields: dict[str, Any]) -> dict[str, Any]:
+    text = click.edit(json.dumps(hide(fields), indent=2, ensure_ascii=False), extension=".json")
+    if text is None:
+        raise click.Abort
+    return _restored(_object(text), fields)
+
+
+def _restored(edited: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    """Return edited fields, with the hidden values that were left as they are."""
+    return {name: restored(value, fields.get(name, NOTHING)) for name, value in edited.items()}
+
+
+def _difference(before: str, after: str) -> Iterator[str]:
+    return difflib.unified_diff(before.splitlines(), after.splitlines(), "before", "after", n=2, lineterm="")

@@ -1,0 +1,408 @@
+"""Acts of operators, from the command line to the store and back to the steps."""
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+import pytest
+from celery import Celery, shared_task
+from pydantic import BaseModel, Field
+
+from celery_sagas import Failure, Saga
+from celery_sagas.core.pending import PAUSED
+from celery_sagas.errors import MisuseError
+from celery_sagas.operate.operator import Operator, default_actor
+from celery_sagas.stores.records import KEY, Lookup
+from celery_sagas.worker.runtime import runtime_of
+from tests.apps import Worker, backend_of
+from tests.cli.test_describe import run
+from tests.cli.test_tables import is_safe
+from tests.every_store import stored_app, url
+
+__all__ = ["stored_app", "url"]
+
+WHY = ("--reason", "INC-881", "--actor", "ann")
+HOSTILE = "\x1b[2J\n\u202ex"
+
+
+@shared_task
+def charge(order_id: str) -> str:
+    return "charged"
+
+
+@shared_task
+def weigh(order_id: str) -> int:
+    return 5
+
+
+class Card(BaseModel):
+    number: str
+    name: str = "Ann"
+
+
+@pytest.fixture
+def shop(definitions: None) -> Any:
+    """Orders that pause, ask and wait; and carts that ask for orders."""
+
+    class Order(Saga, correlate_by="order_id", also_by="tracking", search_by="city", status_by="status"):
+        order_id: str
+        city: str = "Oslo"
+        tracking: str | None = None
+        status: Literal["placed", "paid"] = "placed"
+        card: Card | None = Field(default=None, repr=False)
+        notes: list[str] = []
+
+    @Order.starts
+    def place(order: Order, order_id: str, city: str = "Oslo", tracking: str | None = None) -> None:
+        order.city, order.tracking, order.card = city, tracking, Card(number="4711")
+
+    @Order.handles
+    def ask(order: Order, order_id: str) -> None:
+        order.send(charge.s(order_id), then=charged.s("visa"), otherwise=failed, within=3_600)
+        order.send(weigh.s(order_id), then=weighed)
+        order.schedule(remind, after=3_600, name="delivery")
+
+    @Order.handles
+    def add(order: Order, order_id: str, note: str) -> None:
+        order.notes.append(note)
+
+    @Order.handles
+    def charged(order: Order, answer: str, by: str) -> None:
+        order.notes.append(f"{answer} by {by}")
+
+    @Order.handles
+    def weighed(order: Order, answer: int) -> None:
+        order.notes.append(f"weighs {answer}")
+
+    @Order.handles
+    def failed(order: Order, failure: Failure) -> None:
+        order.notes.append(f"{failure.kind}: {failure.text}")
+
+    @Order.handles
+    def remind(order: Order) -> None:
+        order.notes.append("reminded")
+
+    class Cart(Saga, correlate_by="cart_id"):
+        cart_id: str
+        notes: list[str] = []
+
+    @Cart.starts
+    def fill(cart: Cart, cart_id: str, order_id: str) -> None:
+        cart.send(place.s(order_id), then=placed, otherwise=lost)
+
+    @Cart.handles
+    def placed(cart: Cart, answer: Any) -> None:
+        cart.notes.append(f"placed {answer}")
+
+    @Cart.handles
+    def lost(cart: Cart, failure: Failure) -> None:
+        cart.notes.append(f"{failure.kind}: {failure.text}")
+
+    return Order, Cart
+
+
+def send(app: Celery, task: str, **arguments: Any) -> None:
+    app.send_task(task, kwargs=arguments, ignore_result=True)
+
+
+@pytest.fixture
+def order(app: Celery, shop: Any, worker: Worker) -> Any:
+    """The class of the order 42, which waits for a timeout, and for two answers; its tasks have not run."""
+    order_class, _ = shop
+    send(app, "order.place", order_id="42", city="Oslo", tracking="1Z")
+    worker.run()
+    send(app, "order.ask", order_id="42")
+    worker.one()
+    return order_class
+
+
+def state(app: Celery) -> dict[str, Any]:
+    """Return the stored fields of the order 42."""
+    record = backend_of(app).sagas.find(Lookup(("order",), KEY, "42")).record
+    assert record is not None, "there is no order 42"
+    fields: dict[str, Any] = json.loads(record.data)
+    return fields
+
+
+def shown(app: Celery) -> dict[str, Any]:
+    """Return what ``show`` tells of the order 42."""
+    known: dict[str, Any] = json.loads(run(app, "show", "order", "42", "--json").output)
+    return known
+
+
+class TestPause:
+    def test_night(self, app: Celery, order: Any, worker: Worker) -> None:
+        """Pause, see it, resume."""
+        result = run(app, "pause", "order", "42", *WHY)
+        assert result.output == "order 42 is paused: its messages wait until it is resumed (version 3).\n"
+        worker.run()
+        send(app, "order.add", order_id="42", note="n")
+        assert [each.task for each in worker.run()] == ["order.add"]
+        assert state(app)["notes"] == []
+        known = shown(app)
+        assert known["verdict"] == "paused"
+        assert known["sentence"].startswith("ann paused it ")
+        assert known["sentence"].endswith(": INC-881. 3 messages wait with it.")
+        assert (known["paused"]["actor"], known["paused"]["reason"]) == ("ann", "INC-881")
+        remedy = known["remedy"]["command"].split()
+        assert remedy == ["celery", "-A", "proj", "sagas", "resume", "--reason", "WHY", "order", "42"]
+
+        result = run(app, *remedy[4:])
+        assert result.output.startswith("order 42 goes on, and 3 messages that waited are sent (version ")
+        worker.run()
+        assert sorted(state(app)["notes"]) == ["charged by visa", "n", "weighs 5"]
+        assert "pause (ann: INC-881)" in run(app, "timeline", "order", "42").output
+
+    def test_again(self, app: Celery, order: Any) -> None:
+        run(app, "pause", "order", "42", *WHY)
+        result = run(app, "pause", "order", "42", *WHY)
+        assert (result.exit_code, result.output) == (0, "order 42: nothing to be done, ann has paused it already: INC-881.\n")
+
+    def test_dry_run(self, app: Celery, order: Any) -> None:
+        result = run(app, "pause", "order", "42", "--dry-run", *WHY)
+        assert result.output.endswith("this is a dry run, and nothing was written.\n")
+        assert shown(app)["paused"] is None
+
+    def test_as_json(self, app: Celery, order: Any) -> None:
+        known = json.loads(run(app, "pause", "--by", "tracking=1Z", "order", "--json", *WHY).output)
+        assert known == {
+            "act": "pause",
+            "dry_run": False,
+            "saga": "order",
+            "key": "42",
+            "id": shown(app)["id"],
+            "version": 3,
+            "changed": True,
+            "text": "is paused: its messages wait until it is resumed",
+        }
+
+
+class TestNames:
+    @pytest.mark.parametrize(
+        ("words", "problem"),
+        [
+            (["pause", "order", "42"], "Missing option '--reason'"),
+            (["pause", "order", *WHY], "give SAGA KEY, and name the instance once"),
+            (["pause", "order", "42", "--id", "x", *WHY], "give SAGA, and name the instance once"),
+            (["pause", "ordr", "42", *WHY], "Did you mean order?"),
+            (["pause", "order", "43", *WHY], "There is no order with order_id='43': none was started"),
+            (["pause", "order", "42", "--reason", ""], "reason= takes a text, and is empty"),
+            (["pause", "order", "42", "--reason", "x" * 2_001], "at most 2,000 characters"),
+            (["pause", "order", "42", "--reason", "x", "--actor", "a" * 201], "at most 200 characters"),
+            (["pause", "order", "42", "--expect-version", "1", *WHY], "has version 2, and 1 was expected"),
+            (["fire", "order", "42", *WHY], "give SAGA KEY NAME"),
+            (["fire", "order", "42", "deliver", *WHY], "does not wait for deliver. It waits for delivery, "),
+            (["skip", "order", "42", HOSTILE, *WHY], "does not wait for"),
+            (["answer", "order", "42", "x", *WHY], "give --value or --fail"),
+            (["answer", "order", "42", "delivery", "--value", "1", *WHY], "is a timeout, and no request"),
+            (["answer", "order", "42", "x", "--value", "Oslo", *WHY], "Oslo is no JSON; a text needs quotes"),
+            (["patch", "order", "42", *WHY], "give --set and --unset, or --file, or --edit"),
+            (["patch", "order", "42", "--set", "x", *WHY], "x is no assignment such as total=12"),
+            (["patch", "order", "42", "--set", "city=Oslo", *WHY], "Oslo is no JSON"),
+        ],
+    )
+    def test_wrong_input(self, app: Celery, order: Any, words: list[str], problem: str) -> None:
+        before = shown(app)["version"]
+        result = run(app, *words)
+        assert result.exit_code != 0
+        assert problem in result.output.replace("\n", " ")
+        assert all(map(is_safe, result.output.splitlines()))
+        assert shown(app)["version"] == before
+
+
+class TestTerminate:
+    def test_asks_first(self, app: Celery, order: Any) -> None:
+        result = run(app, "terminate", "order", "42", *WHY)
+        assert (result.exit_code, "End order 42 for good?" in result.output) == (1, True)
+        assert shown(app)["version"] == 2
+
+    def test_ends_it(self, app: Celery, order: Any, worker: Worker) -> None:
+        result = run(app, "terminate", "order", "42", "--yes", *WHY)
+        assert result.output == "order 42 is terminated (version 3).\n"
+        worker.run()
+        outcome = order.outcome("42")
+        assert (outcome.kind, outcome.reason) == ("completed", "terminated")
+        assert backend_of(app).outbox.count() == 0
+        assert "terminate (ann: INC-881)" in run(app, "timeline", "order", "42").output
+
+    def test_tells_the_saga_that_started_it(self, app: Celery, shop: Any, worker: Worker) -> None:
+        _, cart_class = shop
+        send(app, "cart.fill", cart_id="c", order_id="42")
+        worker.run()
+        run(app, "terminate", "order", "42", "--yes", *WHY)
+        worker.run()
+        assert cart_class.find("c").notes == ["revoked: an operator has terminated order '42'"]
+
+
+class TestPatch:
+    def test_shows_the_difference_and_hides_what_is_hidden(self, app: Celery, order: Any) -> None:
+        result = run(app, "patch", "order", "42", "--set", 'city="Bergen"', "--set", 'card.number="9"', *WHY)
+        assert result.exit_code == 0, result.output
+        assert '-  "city": "Oslo",' in result.output
+        assert '+  "city": "Bergen",' in result.output
+        assert "4711" not in result.output
+        assert result.output.endswith("order 42 has changed: city, card (version 3).\n")
+        assert (state(app)["city"], state(app)["card"]["number"]) == ("Bergen", "9")
+        assert [each.order_id for each in order.all(city="Bergen")] == ["42"]
+
+    def test_invalid_value(self, app: Celery, order: Any) -> None:
+        result = run(app, "patch", "order", "42", "--set", 'status="lost"', *WHY)
+        assert result.exit_code == 1
+        assert "status: Input should be 'placed' or 'paid'. Nothing was stored or sent; give it other values." in result.output
+        assert state(app)["status"] == "placed"
+
+    def test_path_that_leads_nowhere(self, app: Celery, order: Any) -> None:
+        assert "there is no lost in the state" in run(app, "patch", "order", "42", "--set", "lost.x=1", *WHY).output
+
+    def test_file_keeps_what_is_hidden(self, app: Celery, order: Any, tmp_path: Path) -> None:
+        fields = shown(app)["state"]
+        assert "4711" not in json.dumps(fields)
+        file = tmp_path / "state.json"
+        file.write_text(json.dumps({**fields, "city": "Bergen"}))
+        assert run(app, "patch", "order", "42", "--file", str(file), *WHY).exit_code == 0
+        assert (state(app)["city"], state(app)["card"]["number"]) == ("Bergen", "4711")
+
+    @pytest.mark.parametrize(("text", "problem"), [("{", "it is no JSON"), ("[]", "it is no JSON object")])
+    def test_file_without_an_object(self, app: Celery, order: Any, tmp_path: Path, text: str, problem: str) -> None:
+        file = tmp_path / "state.json"
+        file.write_text(text)
+        assert problem in run(app, "patch", "order", "42", "--file", str(file), *WHY).output
+
+    def test_edit(self, app: Celery, order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(click, "edit", lambda text, extension: text.replace('"Oslo"', '"Bergen"'))
+        assert run(app, "patch", "order", "42", "--edit", *WHY).exit_code == 0
+        assert (state(app)["city"], state(app)["card"]["number"]) == ("Bergen", "4711")
+
+    def test_edit_that_is_given_up(self, app: Celery, order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(click, "edit", lambda text, extension: None)
+        assert run(app, "patch", "order", "42", "--edit", *WHY).exit_code == 1
+        assert shown(app)["version"] == 2
+
+
+class TestFireAndSkip:
+    def test_timeout_comes_now_and_once(self, app: Celery, order: Any, worker: Worker) -> None:
+        worker.run()
+        result = run(app, "fire", "order", "42", "delivery", *WHY)
+        assert result.output.startswith("order 42 delivery comes now (version ")
+        (row,) = [each for each in backend_of(app).outbox.claim_due("relay", 9, 60_000) if each.kind == "scheduled"]
+        assert row.due_at > backend_of(app).outbox.time()
+        assert run(app, "skip", "order", "42", "delivery", *WHY).exit_code == 0
+        assert "delivery" not in json.dumps(shown(app)["waits_for"])
+        assert backend_of(app).outbox.count() == 0
+
+    def test_request_without_a_deadline(self, app: Celery, order: Any) -> None:
+        result = run(app, "fire", "order", "42", weigh.name, *WHY)
+        assert "has no deadline that could come. Answer it, or skip it." in result.output
+
+
+class TestAnswer:
+    def test_in_the_place_of_the_task(self, app: Celery, order: Any, worker: Worker) -> None:
+        """Its own answer, which comes later, changes nothing."""
+        queued = [each for each in (worker.step(), worker.step()) if each is not None]
+        assert [each.task for each in queued] == [charge.name, weigh.name]
+        result = run(app, "answer", "order", "42", weigh.name, "--value", "7", *WHY)
+        assert result.output == "order 42 order.weighed gets it (version 2).\n"
+        worker.run()
+        assert sorted(state(app)["notes"]) in (["charged by visa", "weighs 5"], ["charged by visa", "weighs 7"])
+
+    def test_argument_that_the_step_takes_besides(self, app: Celery, order: Any, worker: Worker) -> None:
+        result = run(app, "answer", "order", "42", charge.name, "--value", '"ok"', *WHY)
+        assert "by: it is missing: give it as an argument of the step" in result.output
+        result = run(app, "answer", "order", "42", charge.name, "--value", '"ok"', "--argument", 'by="hand"', *WHY)
+        assert result.exit_code == 0, result.output
+        tasks = [each.task for each in worker.run()]
+        assert tasks.count("order.charged") == 2
+        assert "charged by visa" in state(app)["notes"] or "ok by hand" in state(app)["notes"]
+        assert len([note for note in state(app)["notes"] if " by " in note]) == 1
+
+    def test_value_that_the_step_does_not_take(self, app: Celery, order: Any) -> None:
+        result = run(app, "answer", "order", "42", weigh.name, "--value", '"heavy"', *WHY)
+        assert (result.exit_code, "answer: Input should be a valid integer" in result.output) == (1, True)
+
+    def test_failure_is_final(self, app: Celery, order: Any, worker: Worker) -> None:
+        result = run(app, "answer", "order", "42", charge.name, "--fail", "the bank is closed", *WHY)
+        assert result.exit_code == 0, result.output
+        worker.run()
+        assert len([note for note in state(app)["notes"] if "revoked: the bank is closed" in note or "visa" in note]) == 1
+
+    def test_no_step_for_a_failure(self, app: Celery, order: Any) -> None:
+        result = run(app, "answer", "order", "42", weigh.name, "--fail", "no", *WHY)
+        assert "no step of order '42' gets a failure of" in result.output
+
+
+class TestStores:
+    def test_every_act(self, stored_app: Celery, shop: Any) -> None:
+        """On each store, with the messages that a worker takes."""
+        app, worker = stored_app, Worker(stored_app)
+        order_class, _ = shop
+        send(app, "order.place", order_id="42", tracking="1Z")
+        worker.run()
+        ann = Operator(app, "ann").instance(order_class, "42")
+        assert ann.pause("INC-1").changed
+        assert [each.key for each in paused(app)] == ["42"]
+        send(app, "order.add", order_id="42", note="n")
+        worker.run()
+        assert state(app)["notes"] == []
+        assert ann.resume("INC-1").changed
+        assert paused(app) == []
+        worker.run()
+        assert state(app)["notes"] == ["n"]
+        assert ann.patch("INC-1", values={"tracking": "2Z", "city": "Bergen"}).changed
+        assert order_class.find(tracking="2Z").city == "Bergen"
+        assert order_class.find(tracking="1Z") is None
+        assert [each.order_id for each in order_class.all(city="Bergen")] == ["42"]
+        send(app, "order.ask", order_id="42")
+        worker.run()
+        assert ann.fire("delivery", "INC-1").changed
+        outbox = backend_of(app).outbox
+        assert [row.kind for row in outbox.claim_due("relay", 9, 60_000)] == ["scheduled"]
+        assert ann.skip("delivery", "INC-1").changed
+        assert ann.terminate("INC-1").changed
+        assert order_class.find("42") is None
+        assert outbox.count() == 0
+
+
+def paused(app: Celery) -> list[Any]:
+    """Return the paused orders."""
+    return list(backend_of(app).instances.tagged("order", PAUSED, 10).instances)
+
+
+class TestOperator:
+    def test_batch_is_done_once(self, app: Celery, order: Any) -> None:
+        for changed in (True, False):
+            operator = Operator(app, "ann", batch="2026-11-28")
+            done = operator.instance("order", "42").patch("INC-1", values={"city": "Bergen" if changed else "Oslo"})
+            assert done.changed is changed
+        assert state(app)["city"] == "Bergen"
+
+    def test_dry_run(self, app: Celery, order: Any) -> None:
+        done = Operator(app, "ann", dry_run=True).instance(order, tracking="1Z").fire("delivery", "INC-1")
+        assert not done.changed
+        assert backend_of(app).outbox.claim_due("relay", 9, 60_000) == []
+
+    def test_show(self, app: Celery, order: Any) -> None:
+        known = Operator(app, "ann").instance(order, "42").show()
+        assert known is not None
+        assert (known["key"], known["state"]["card"]) == ("42", "•••")
+        assert Operator(app, "ann").instance(order, "43").show() is None
+
+    @pytest.mark.parametrize("saga", ["lost", int])
+    def test_no_saga(self, app: Celery, order: Any, saga: Any) -> None:
+        with pytest.raises(MisuseError, match="is no saga of this app"):
+            Operator(app, "ann").instance(saga, "42")
+
+    @pytest.mark.parametrize("actor", ["", " ", "a" * 201, "\0"])
+    def test_actor(self, app: Celery, actor: str) -> None:
+        with pytest.raises(ValueError, match="actor="):
+            Operator(app, actor)
+
+    def test_default_actor(self) -> None:
+        assert "@" in default_actor()
+
+
+def test_runtime_is_the_apps(app: Celery, order: Any) -> None:
+    """What an operator changes is what the app's tasks see."""
+    Operator(app, "ann").instance(order, "42").patch("INC-1", values={"city": "Bergen"})
+    assert runtime_of(app).backend.sagas.count(["order"]) == {"order": 1}
+    assert order.find("42").city == "Bergen"

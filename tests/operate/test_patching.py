@@ -1,0 +1,59 @@
+"""Patches of states, by paths."""
+
+from typing import Any
+
+import pytest
+
+from celery_sagas.operate.patching import NOTHING, patched, restored
+from celery_sagas.operate.redact import MARK
+
+
+def fields() -> dict[str, Any]:
+    """Return the fields of an order."""
+    return {"total": 5, "lines": [{"sku": "a"}, {"sku": "b", "note": "n"}], "to": {"city": "Oslo"}}
+
+
+@pytest.mark.parametrize(
+    ("values", "removed", "changes"),
+    [
+        ({"total": 7}, (), {"total": 7}),
+        ({"lines.1.sku": "x"}, (), {"lines": [{"sku": "a"}, {"sku": "x", "note": "n"}]}),
+        ({"to.street": "Main"}, (), {"to": {"city": "Oslo", "street": "Main"}}),
+        ({"new": None}, (), {"new": None}),
+        ({"lines.0": {"sku": "z"}}, (), {"lines": [{"sku": "z"}, {"sku": "b", "note": "n"}]}),
+        ({}, ("lines.0", "to.city"), {"lines": [{"sku": "b", "note": "n"}], "to": {}}),
+        ({"total": 1}, ("lines.1.note",), {"total": 1, "lines": [{"sku": "a"}, {"sku": "b"}]}),
+    ],
+)
+def test_values_are_set_and_removed(values: dict[str, Any], removed: tuple[str, ...], changes: dict[str, Any]) -> None:
+    assert patched(fields(), values, removed) == {**fields(), **changes}
+
+
+@pytest.mark.parametrize(
+    ("values", "removed", "problem"),
+    [
+        ({"lost.part": 1}, (), "there is no lost in the state, on the way to lost.part"),
+        ({"total.part": 1}, (), "total has no parts, on the way to total.part"),
+        ({"total.part.more": 1}, (), "there is no total.part in the state"),
+        ({"lines.2": 1}, (), "there is no lines.2 in the state: lines has 2 parts, counted from 0"),
+        ({"lines.-1": 1}, (), "'-1' is no position in a list"),
+        ({"lines.x.sku": 1}, (), "'x' is no position in a list"),
+        ({}, ("lost",), "there is no lost that could be removed"),
+        ({}, ("lines.2",), "there is no lines.2 in the state"),
+    ],
+)
+def test_path_that_leads_nowhere(values: dict[str, Any], removed: tuple[str, ...], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem.replace(".", r"\.")):
+        patched(fields(), values, removed)
+
+
+class TestRestored:
+    def test_hidden_values_stay(self) -> None:
+        stored = {"pin": "secret", "cards": [{"number": "1"}, {"number": "2"}], "total": 1}
+        edited = {"pin": MARK, "cards": [{"number": MARK}, {"number": "3"}], "total": 2}
+        assert restored(edited, stored) == {"pin": "secret", "cards": [{"number": "1"}, {"number": "3"}], "total": 2}
+
+    @pytest.mark.parametrize(("edited", "stored"), [({"new": MARK}, {}), ([MARK, MARK], ["a"]), (MARK, NOTHING)])
+    def test_mark_without_a_value(self, edited: Any, stored: Any) -> None:
+        with pytest.raises(ValueError, match="stands where no hidden value is"):
+            restored(edited, stored)
