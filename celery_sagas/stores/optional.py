@@ -41,5 +41,12 @@ def no_instances(url: str, what: str = "instances") -> ConfigurationError:
     return ConfigurationError(problem, "Keep them in another backend, or find them one by one")
 
 
+def no_audit(url: str, what: str = "what operators do") -> ConfigurationError:
+    """Return the error about something that a backend without ``Audit`` cannot record."""
+    problem = f"{what} cannot be recorded in {url}, a backend without Audit"
+    return ConfigurationError(problem, "Keep the saga in another backend")
+
+
 NOT_KEPT: Final[Any] = Unset(no_aggregators)
 NOT_LISTED: Final[Any] = Unset(no_instances)
+NOT_AUDITED: Final[Any] = Unset(no_audit)

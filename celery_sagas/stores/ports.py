@@ -11,8 +11,9 @@ from typing import Any, Protocol
 
 from celery_sagas.errors import ConfigurationError, StoreError
 from celery_sagas.stores.aggregates import AggregateStore, Buffers
+from celery_sagas.stores.audit import Audit
 from celery_sagas.stores.instances import Instances
-from celery_sagas.stores.optional import NOT_KEPT, NOT_LISTED, is_set
+from celery_sagas.stores.optional import NOT_AUDITED, NOT_KEPT, NOT_LISTED, is_set
 from celery_sagas.stores.records import (
     Change,
     DeadLetter,
@@ -36,7 +37,8 @@ class SagaStore(ABC):
     """Instances of sagas, with compare-and-set on id and version.
 
     ``insert``, ``update``, ``delete`` and ``record`` are commits. A commit writes all of its parts or none: the instance, its
-    alternate keys and tags, the journal entry and the outgoing rows. Its journal entry is unique by (step, message id):
+    alternate keys and tags, the journal entry, the outgoing rows, and the entry of the audit if it has one (see ``Audit``). Its
+    journal entry is unique by (step, message id):
 
     * The same message and attempt again (the reply was lost, the call is repeated) returns as the first call did and writes
       nothing more.
@@ -334,7 +336,8 @@ class Backend(ABC):
     ``ConfigurationError``. Apps with aggregators, and sagas that call ``gather``, are then refused, unless
     ``saga_aggregator_backend`` names a backend that has both.
 
-    ``instances`` is optional, too: without it nothing lists instances, and sagas with ``search_by`` are refused.
+    ``instances`` is optional, too: without it nothing lists instances, and sagas with ``search_by`` are refused. So is ``audit``:
+    without it operators change nothing, and no commit has an entry for it.
     """
 
     sagas: SagaStore
@@ -345,6 +348,7 @@ class Backend(ABC):
     aggregates: AggregateStore = NOT_KEPT
     buffers: Buffers = NOT_KEPT
     instances: Instances = NOT_LISTED
+    audit: Audit = NOT_AUDITED
     #: ``None`` where it takes no part in the transactions of others.
     shared: SharedTransactions | None = None
     #: How long the journal is kept if the setting does not say. Seconds.
@@ -361,6 +365,11 @@ class Backend(ABC):
     def has_instances(self) -> bool:
         """Return whether this backend has set the port that lists instances."""
         return is_set(self, "instances")
+
+    @property
+    def has_audit(self) -> bool:
+        """Return whether this backend has set the port of the audit."""
+        return is_set(self, "audit")
 
     @abstractmethod
     def prepare(self, *, create_schema: bool, processes: int) -> Sequence[str]:

@@ -17,6 +17,7 @@ __all__ = [
     "LOOKED_AT",
     "LOOK_MS",
     "SERIES",
+    "AuditEntry",
     "Change",
     "DeadLetter",
     "Effects",
@@ -159,6 +160,21 @@ class Outgoing(NamedTuple):
     due_at: int = 0  #: not to be published before; 0: at once, by the process that commits
 
 
+class AuditEntry(NamedTuple):
+    """An entry of the audit: what an operator has done to an instance, or to a message of it, and why."""
+
+    id: str  #: new for every action
+    actor: str
+    action: str
+    reason: str
+    saga: str  #: this and the key: those of the commit's journal entry
+    key: str
+    instance_id: str  #: empty where there was no instance
+    version: int  #: of the instance after the action; 0 where there was none
+    detail: str  #: JSON text; opaque to the store
+    at: int = 0  #: set by the store
+
+
 class Effects(NamedTuple):
     """The effects of a commit besides the instance."""
 
@@ -167,6 +183,7 @@ class Effects(NamedTuple):
     owner: str = ""  #: the lease token under which this process will publish the outgoing rows
     grace_ms: int = 0  #: how long that first lease lasts
     lock_owner: str = ""  #: the lock under which the commit runs, else empty
+    audit: AuditEntry | None = None  #: what an operator has done with it; ``None`` where it handles a message
 
 
 class Sends(NamedTuple):

@@ -29,6 +29,7 @@ pytest.register_assert_rewrite(
 
 from celery_sagas.testing.clock import Clock  # noqa: E402
 from celery_sagas.testing.contract.aggregates import AggregateStoreContract  # noqa: E402
+from celery_sagas.testing.contract.audit import AuditContract  # noqa: E402
 from celery_sagas.testing.contract.backend import BackendContract  # noqa: E402
 from celery_sagas.testing.contract.buffers import BuffersContract  # noqa: E402
 from celery_sagas.testing.contract.dead_letters import DeadLettersContract  # noqa: E402
@@ -49,6 +50,7 @@ from celery_sagas.worker.collecting import Collected, CollectedMessage, collecte
 
 __all__ = [
     "AggregateStoreContract",
+    "AuditContract",
     "BackendContract",
     "BuffersContract",
     "Clock",

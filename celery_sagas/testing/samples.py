@@ -14,6 +14,7 @@ from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import (
     ID,
     KEY,
+    AuditEntry,
     Change,
     DeadLetter,
     Effects,
@@ -118,9 +119,24 @@ def effects(
     owner: str = "",
     grace_ms: int = 0,
     lock_owner: str = "",
+    audit: AuditEntry | None = None,
 ) -> Effects:
     """Make the effects of a commit besides the instance."""
-    return Effects(line or entry(record), outgoing, owner, grace_ms, lock_owner)
+    return Effects(line or entry(record), outgoing, owner, grace_ms, lock_owner, audit)
+
+
+def audited(line: Entry, *, action: str = "pause", reason: str = "the supplier is closed", id: str = "") -> AuditEntry:
+    """Make the audit's entry of a commit, given its line of the journal."""
+    about = (line.saga, line.key, line.instance_id, line.version)
+    return AuditEntry(id or new_id(), "ann@shop", action, reason, *about, detail='{"before": null}')
+
+
+def operate(backend: Backend, line: Entry | None = None, **values: str) -> AuditEntry:
+    """Commit an entry of the audit without an instance; return it as it was passed."""
+    line = line or entry(key="42")
+    made = audited(line, **values)
+    backend.sagas.record(effects(line=line, audit=made))
+    return made
 
 
 def outgoing(kind: str = "sent", *, due_at: int = 0, payload: str = '{"args": []}', id: str = "") -> Outgoing:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from celery_sagas.stores.ports import Backend
-from celery_sagas.stores.records import KEY, DeadLetter, Entry, Lookup, Record
+from celery_sagas.stores.records import KEY, AuditEntry, DeadLetter, Entry, Lookup, Record
 from celery_sagas.testing.samples import NAMES
 
 OTHER = "parcel"  #: another saga than the one of the samples
@@ -21,6 +21,7 @@ class View:
     journal: dict[tuple[str, str], tuple[Entry, ...]]
     rows: int
     dead_letters: tuple[DeadLetter, ...]
+    audit: tuple[AuditEntry, ...]
 
 
 def view(backend: Backend) -> View:
@@ -33,6 +34,7 @@ def view(backend: Backend) -> View:
         journal={(saga, key): tuple(backend.journal.history([saga], key, 100)) for saga in sagas for key in KEYS},
         rows=backend.outbox.count(),
         dead_letters=tuple(backend.dead.list(100)),
+        audit=backend.audit.recent(100).entries if backend.has_audit else (),
     )
 
 

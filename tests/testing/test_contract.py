@@ -14,6 +14,7 @@ CONTRACTS = [
     testing.AggregateStoreContract,
     testing.BuffersContract,
     testing.InstancesContract,
+    testing.AuditContract,
     testing.BackendContract,
     testing.InterleavingContract,
     MachineContract,

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from celery_sagas.errors import ConfigurationError, UnsafeBackend
 from celery_sagas.stores.memory.aggregates import MemoryAggregateStore, MemoryBuffers
+from celery_sagas.stores.memory.audit import MemoryAudit
 from celery_sagas.stores.memory.dead_letters import MemoryDeadLetters
 from celery_sagas.stores.memory.deliveries import MemoryDeliveries
 from celery_sagas.stores.memory.instances import MemoryInstances
@@ -48,6 +49,7 @@ class MemoryBackend(Backend):
         self.aggregates = MemoryAggregateStore(state, clock)
         self.buffers = MemoryBuffers(state, clock)
         self.instances = MemoryInstances(state, clock)
+        self.audit = MemoryAudit(state, clock)
 
     def prepare(self, *, create_schema: bool, processes: int) -> Sequence[str]:
         if processes > 1:

@@ -68,7 +68,7 @@ class MemorySagaStore(MemoryStore, SagaStore):
         with self._state.lock:
             if _is_replay(self._state, effects.entry):
                 return
-            if any(outgoing.id in self._state.outbox for outgoing in effects.outgoing):  # as a primary key would
+            if _is_known(self._state, effects):  # as a primary key would
                 raise RevisionConflict(effects.entry.saga, effects.entry.key, "unique")
             now = self._clock()
             change(now)
@@ -106,9 +106,17 @@ def _is_replay(state: MemoryState, entry: Entry) -> bool:
     return handled is not None
 
 
+def _is_known(state: MemoryState, effects: Effects) -> bool:
+    """Return whether an outgoing row, or the audit's entry, has the id of another one."""
+    is_audited = effects.audit is not None and effects.audit.id in state.audit
+    return is_audited or any(outgoing.id in state.outbox for outgoing in effects.outgoing)
+
+
 def _write_effects(state: MemoryState, effects: Effects, now: int) -> None:
-    """Write the journal entry and the outgoing rows: under their first lease, unless they wait for their due time."""
+    """Write the entries and the outgoing rows: under their first lease, unless they wait for their due time."""
     entry = effects.entry
+    if effects.audit is not None:
+        state.audit[effects.audit.id] = effects.audit._replace(at=now)
     state.journal[entry.step, entry.message_id] = entry._replace(at=now)
     for outgoing in effects.outgoing:
         message = outbox_row(outgoing, entry.instance_id, entry.step, entry.message_id)

@@ -7,6 +7,7 @@ from celery_sagas.errors import StoreUnavailable
 from celery_sagas.stores.ports import Backend, Operation
 from celery_sagas.stores.redis.aggregators.aggregates import RedisAggregateStore
 from celery_sagas.stores.redis.aggregators.buffers import RedisBuffers
+from celery_sagas.stores.redis.audit import RedisAudit
 from celery_sagas.stores.redis.checks import check_servers
 from celery_sagas.stores.redis.connection.client import Client
 from celery_sagas.stores.redis.connection.cluster import ClusterClient
@@ -59,6 +60,7 @@ class RedisBackend(Backend):
         self.aggregates = RedisAggregateStore(self.client, self._placement, now)
         self.buffers = RedisBuffers(self.client, self._placement, now)
         self.instances = RedisInstances(self.client, self._placement, now)
+        self.audit = RedisAudit(self.client, self._placement, now)
         self._operations = Operations(self.client, self._placement, now, super().many)
 
     def __repr__(self) -> str:

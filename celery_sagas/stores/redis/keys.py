@@ -150,6 +150,8 @@ class Shard:
         self.rows = tuple(f"{tag}:outbox{name}" for name in ("", ":due", ":leases", ":failures", ":index"))
         #: In the order in which ``lua/parts/effects.lua`` takes them.
         self.effects = (*self.rows, self.journal, self.order, self.heads, self.completed)
+        #: A hash: id -> entry. A sorted set without scores: <at in ms, 16 digits><id>, and ~<digest of saga=key><at><id>.
+        self.audit = (f"{tag}:audit", f"{tag}:audit:order")
         self.buffers = BufferKeys(tag)
 
     def id(self, id: str) -> str:

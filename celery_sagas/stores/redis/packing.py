@@ -11,7 +11,7 @@ from hashlib import blake2b
 from celery_sagas.errors import StoreError, UnreadableState
 from celery_sagas.stores.instances import PENDING, Glance
 from celery_sagas.stores.items import Item, NewItem
-from celery_sagas.stores.records import BOUND_KINDS, KEY, Change, DeadLetter, Entry, NewRecord, OutboxRow, Record
+from celery_sagas.stores.records import BOUND_KINDS, KEY, AuditEntry, Change, DeadLetter, Entry, NewRecord, OutboxRow, Record
 
 #: The end of the year 9999 in milliseconds: the last that Python can represent.
 _LAST_TIME = 253_402_300_799_999
@@ -42,6 +42,11 @@ def digest_of(step: str, message_id: str) -> bytes:
 def subject_of(saga: str, key: str) -> str:
     """Return the name under which a key's newest entry is kept; a saga's name has no equals sign."""
     return f"{saga}={key}"
+
+
+def digest_of_subject(saga: str, key: str) -> bytes:
+    """Return the name under which the audit's entries of a key are kept: 22 characters."""
+    return urlsafe_b64encode(blake2b(encode(subject_of(saga, key)), digest_size=16).digest())[:22]
 
 
 def key_path(key: str) -> str:
@@ -124,6 +129,20 @@ def unpack_entry(packed: bytes) -> Entry:
     if not separator or len(words) != 11:
         raise Malformed("it names no saga and key, or no version")
     return Entry(step, message_id, attempt, outcome, saga, key, instance_id, int(words[10]), detail, int(words[0]))
+
+
+def pack_audit(entry: AuditEntry) -> bytes:
+    """Pack an entry of the audit without its time and the digest of saga and key: the script writes them before it."""
+    texts = (entry.saga, entry.key, entry.actor, entry.action, entry.reason, entry.instance_id, entry.detail)
+    return _pack(texts, entry.version)
+
+
+def unpack_audit(id: str, packed: bytes) -> AuditEntry:
+    """Read an entry of the audit."""
+    words, (saga, key, actor, action, reason, instance_id, detail) = _split(packed, 2, 7)
+    if len(words) != 10:
+        raise Malformed("it names no version")
+    return AuditEntry(id, actor, action, reason, saga, key, instance_id, int(words[9]), detail, int(words[0]))
 
 
 def pack_row(row: OutboxRow, digest: bytes) -> list[bytes | str | int]:

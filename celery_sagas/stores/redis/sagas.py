@@ -27,8 +27,10 @@ from celery_sagas.stores.redis.connection.scripts import Script, load
 from celery_sagas.stores.redis.keys import Shard
 from celery_sagas.stores.redis.packing import (
     digest_of,
+    digest_of_subject,
     encode,
     key_path,
+    pack_audit,
     pack_change,
     pack_entry,
     pack_new,
@@ -45,6 +47,9 @@ from celery_sagas.stores.redis.store import Prepared, RedisStore
 
 #: The numbers of removed keys and tags, of added ones and of cancelled rows, for a script that has none.
 _NONE: Final = (0, 0, 0)
+
+#: What commits with an entry of the audit run.
+_AUDITED: Final = {name: load(f"{name}_audited") for name in ("saga_insert", "saga_update", "saga_delete", "saga_record")}
 
 _FIND: Final = load("saga_find")
 _INSERT: Final = load("saga_insert")
@@ -126,7 +131,7 @@ class RedisSagaStore(RedisStore, SagaStore):
         head, tail = pack_new(record)
         keys = [key_path(record.key), *paths(record.keys), *tag_paths(record.tags)]
         own: list[Word] = [record.id, head, tail, *keys]
-        return self._commit(_INSERT, shard.commit(saga, record.names), (len(keys), 0, 0), own, effects, (saga, record.key))
+        return self._commit(_INSERT, shard, shard.commit(saga, record.names), (len(keys), 0, 0), own, effects, (saga, record.key))
 
     def prepare_update(self, record: Record, change: Change, effects: Effects) -> Prepared:
         """Prepare ``update``."""
@@ -136,19 +141,21 @@ class RedisSagaStore(RedisStore, SagaStore):
         added = [*paths(change.added_keys), *tag_paths(change.added_tags)]
         numbers = (len(removed), len(added), len(change.cancelled))
         own: list[Word] = [record.id, record.version, effects.lock_owner, head, tail, *removed, *added, *change.cancelled]
-        return self._commit(_UPDATE, shard.commit(record.saga, change.names), numbers, own, effects, (record.saga, record.key))
+        return self._commit(
+            _UPDATE, shard, shard.commit(record.saga, change.names), numbers, own, effects, (record.saga, record.key)
+        )
 
     def prepare_delete(self, record: Record, effects: Effects) -> Prepared:
         """Prepare ``delete``."""
         shard = self._placement.of_id(record.id)
         own: list[Word] = [record.id, record.version, effects.lock_owner, key_path(record.key)]
-        return self._commit(_DELETE, shard.commit(record.saga), _NONE, own, effects, (record.saga, record.key))
+        return self._commit(_DELETE, shard, shard.commit(record.saga), _NONE, own, effects, (record.saga, record.key))
 
     def prepare_record(self, effects: Effects) -> Prepared:
         """Prepare ``record``."""
         entry = effects.entry
         shard = self._placement.of_id(entry.attempt)
-        return self._commit(_RECORD, shard.effects, _NONE, [], effects, (entry.saga, entry.key))
+        return self._commit(_RECORD, shard, shard.effects, _NONE, [], effects, (entry.saga, entry.key))
 
     def prepare_lock(self, record: Record, lock_owner: str, for_ms: int) -> Prepared:
         """Prepare ``lock``."""
@@ -165,6 +172,7 @@ class RedisSagaStore(RedisStore, SagaStore):
     def _commit(
         self,
         script: Script,
+        shard: Shard,
         keys: Sequence[str],
         numbers: tuple[int, int, int],
         own: list[Word],
@@ -179,6 +187,9 @@ class RedisSagaStore(RedisStore, SagaStore):
         args: list[Word] = [digest, entry.attempt, subject, pack_entry(entry), entry.instance_id, *own]
         for row in effects.outgoing:
             args += pack_row(outbox_row(row, entry.instance_id, entry.step, entry.message_id), digest)
+        if audit := effects.audit:
+            script, keys = _AUDITED[script.name], [*keys, *shard.audit]
+            args += [encode(audit.id), digest_of_subject(audit.saga, audit.key), pack_audit(audit)]
         call = self._client.prepare(script, keys, args, usual=usual, commits=True)
         return Prepared(call, partial(_check, entry, about))
 

@@ -10,6 +10,7 @@ from celery_sagas.stores.ports import Backend, Operation
 from celery_sagas.stores.sql.aggregators.aggregates import SqlAggregateStore
 from celery_sagas.stores.sql.aggregators.buffers import SqlBuffers
 from celery_sagas.stores.sql.apps import note_app
+from celery_sagas.stores.sql.audit import SqlAudit
 from celery_sagas.stores.sql.checks import CHECKS
 from celery_sagas.stores.sql.connection.database import Database
 from celery_sagas.stores.sql.connection.errors import Fault
@@ -61,6 +62,7 @@ class SqlBackend(Backend):
         self.aggregates = SqlAggregateStore(self.database)
         self.buffers = SqlBuffers(self.database)
         self.instances = SqlInstances(self.database)
+        self.audit = SqlAudit(self.database)
         self.shared: SqlSharedTransactions = SqlSharedTransactions(self.database)
 
     def __repr__(self) -> str:

@@ -4,18 +4,37 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from sqlalchemy import Dialect, Index, Table, select, update
-from sqlalchemy.schema import CreateColumn, CreateIndex
+from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
 
 from celery_sagas.stores.layouts import Layout
 from celery_sagas.stores.sql.connection.names import Names
-from celery_sagas.stores.sql.tables import LAYOUT, instance, layout, outbox, seen_index, tried_index
+from celery_sagas.stores.sql.tables import (
+    LAYOUT,
+    audit,
+    audit_index,
+    audit_key_index,
+    instance,
+    layout,
+    outbox,
+    seen_index,
+    tried_index,
+)
 
 #: Runs a query, and returns its rows.
 Query: TypeAlias = Callable[[str], Sequence[Sequence[Any]]]
 
 #: What each layout since the one that leads to this one has added.
 _COLUMNS: Final = (instance.c.touched_in, outbox.c.tried_at)
-_INDEXES: Final = ((instance, seen_index), (outbox, tried_index))
+_TABLES: Final = (audit,)
+_INDEXES: Final = ((instance, seen_index), (outbox, tried_index), (audit, audit_index), (audit, audit_key_index))
+#: Finds a table.
+_HAS_TABLE: Mapping[str, str] = {
+    "postgresql": "SELECT 1 WHERE to_regclass('{path}\"{table}\"') IS NOT NULL",
+    "mysql": (
+        "SELECT 1 FROM information_schema.tables WHERE table_schema = COALESCE({schema}, DATABASE()) AND table_name = '{table}'"
+    ),
+    "sqlite": "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = '{table}'",
+}
 #: Finds a column.
 _HAS_COLUMN: Mapping[str, str] = {
     "postgresql": (
@@ -58,6 +77,7 @@ def steps(query: Query, dialect: Dialect, names: Names) -> Iterator[Step]:
     if not is_old and stored != [LAYOUT]:
         return
     yield from column_steps(query, dialect, names)
+    yield from _table_steps(query, dialect, names)
     yield from _index_steps(query, dialect, names)
     if is_old:
         yield Step(_note_layout(table, dialect), f"The tables have the layout {LAYOUT.version} now.")
@@ -70,6 +90,14 @@ def column_steps(query: Query, dialect: Dialect, names: Names) -> Iterator[Step]
             table = names.table(column.table)
             done = f"The column {column.name} was added to {table.fullname}."
             yield Step(_add_column(table, column.name, dialect), done, locks_table=True)
+
+
+def _table_steps(query: Query, dialect: Dialect, names: Names) -> Iterator[Step]:
+    """Yield what creates the tables that are missing, without their indexes."""
+    for each in _TABLES:
+        if not query(_filled(_HAS_TABLE, dialect, names, each)):
+            table = names.table(each)
+            yield Step(_create_table(table, dialect), f"The table {table.fullname} was created.")
 
 
 def _index_steps(query: Query, dialect: Dialect, names: Names) -> Iterator[Step]:
@@ -85,13 +113,18 @@ def _index_steps(query: Query, dialect: Dialect, names: Names) -> Iterator[Step]
 def statements(dialect: Dialect, names: Names) -> list[str]:
     """Return all statements, in order."""
     columns = [_add_column(names.table(column.table), column.name, dialect) for column in _COLUMNS]
+    tables = [_create_table(names.table(table), dialect) for table in _TABLES]
     indexes = [_create_index(names.table(table), index, dialect, names) for table, index in _INDEXES]
-    return [*columns, *indexes, _note_layout(names.table(layout), dialect)]
+    return [*columns, *tables, *indexes, _note_layout(names.table(layout), dialect)]
 
 
 def _add_column(table: Table, name: str, dialect: Dialect) -> str:
     column = CreateColumn(table.c[name]).compile(dialect=dialect)
     return f"ALTER TABLE {dialect.identifier_preparer.format_table(table)} ADD COLUMN {column}"
+
+
+def _create_table(table: Table, dialect: Dialect) -> str:
+    return str(CreateTable(table).compile(dialect=dialect)).strip()
 
 
 def _create_index(table: Table, index: Index, dialect: Dialect, names: Names) -> str:

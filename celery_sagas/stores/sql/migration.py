@@ -16,7 +16,7 @@ from celery_sagas.stores.sql.connection.names import Names
 from celery_sagas.stores.sql.connection.options import make_engine
 from celery_sagas.stores.sql.expansion import Step, statements, steps
 from celery_sagas.stores.sql.schema import locked, refusal_of, stored_layout
-from celery_sagas.stores.sql.tables import LAYOUT, instance, outbox
+from celery_sagas.stores.sql.tables import LAYOUT, audit, instance, outbox
 
 #: Seconds between two looks whether another process has ended, or whether a table is free.
 _PAUSE_S: Final = 0.5
@@ -32,7 +32,7 @@ _LOCK_MYSQL: Final = "SELECT GET_LOCK(CONCAT('celery_sagas ', MD5(COALESCE({}, D
 #: MySQL, for which the second setting is a comment, has no such limit.
 _SET_UP_MYSQL: Final = "SET SESSION lock_wait_timeout = 2 /*M!, max_statement_time = 0 */"
 #: Finds whether the server makes an index, perhaps for a process that was killed.
-_MAKES_INDEX: Final = "SELECT 1 FROM pg_stat_progress_create_index WHERE relid IN (to_regclass('{}'), to_regclass('{}'))"
+_MAKES_INDEX: Final = "SELECT 1 FROM pg_stat_progress_create_index WHERE relid IN ({})"
 #: Waits but a moment for the table, behind which commits would wait, too.
 _BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = '2s'"
 
@@ -94,7 +94,8 @@ def _alone_on_postgresql(connection: Connection, connect: Connect, database: Dat
     """
     _wait_for_nothing_else(connection)
     format_table = connection.dialect.identifier_preparer.format_table
-    makes_index = _MAKES_INDEX.format(*(format_table(database.names.table(table)) for table in (instance, outbox)))
+    tables = (format_table(database.names.table(table)) for table in (instance, outbox, audit))
+    makes_index = _MAKES_INDEX.format(", ".join(f"to_regclass('{table}')" for table in tables))
     with connect() as guard:
         _poll(lambda: _locks(guard))
         _poll(lambda: not _query(connection)(makes_index))

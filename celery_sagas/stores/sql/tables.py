@@ -160,6 +160,22 @@ journal = _table(
     Index("saga_journal_key", "key", "saga", "prefix", "at"),
 )
 
+#: What operators have done. ``saga`` and ``key`` are those of the journal's entry.
+audit = _table(
+    "saga_audit",
+    _text("id"),
+    _text("actor"),
+    _text("action"),
+    _document("reason"),
+    _text("saga"),
+    _text("key"),
+    _text("instance_id"),
+    Column("version", BigInteger, nullable=False),
+    _document("detail"),
+    _time("at"),
+    PrimaryKeyConstraint("id", "prefix"),
+)
+
 #: The counts of redeliveries.
 delivery = _table(
     "saga_delivery",
@@ -216,6 +232,16 @@ seen_index = Index(
     sqlite_where=HAS_SLOT,
 )
 journal_index = Index("saga_journal_at", journal.c.prefix, journal.c.at, postgresql_where=has_time(journal.c.at))
+#: Serves operators, who look at what was done lately, and to one instance.
+audit_index = Index(
+    "saga_audit_at",
+    audit.c.prefix,
+    audit.c.at,
+    audit.c.id,
+    postgresql_where=has_time(audit.c.at),
+    sqlite_where=has_time(audit.c.at),
+)
+audit_key_index = Index("saga_audit_key", audit.c.key, audit.c.saga, audit.c.prefix, audit.c.at)
 Index("saga_delivery_at", delivery.c.prefix, delivery.c.at, postgresql_where=has_time(delivery.c.at))
 Index("saga_outbox_available", outbox.c.prefix, outbox.c.available_at, postgresql_where=has_time(outbox.c.available_at))
 #: Serves operators, who look at the rows whose messages were not handled for long, or fail to be published.

@@ -3,6 +3,7 @@
 import pytest
 
 from celery_sagas.testing.contract.aggregates import AggregateStoreContract
+from celery_sagas.testing.contract.audit import AuditContract
 from celery_sagas.testing.contract.backend import BackendContract
 from celery_sagas.testing.contract.buffers import BuffersContract
 from celery_sagas.testing.contract.dead_letters import DeadLettersContract
@@ -57,6 +58,9 @@ class WholeContract:
 
     class TestInstances(Part, InstancesContract):
         """``Instances``."""
+
+    class TestAudit(Part, AuditContract):
+        """``Audit``."""
 
     class TestBackend(Part, BackendContract):
         """``Backend``."""

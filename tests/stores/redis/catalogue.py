@@ -16,6 +16,8 @@ SHARD_KEYS = {
     "journal:order": "list",
     "journal:heads": "hash",
     "journal:completed": "hash",
+    "audit": "hash",
+    "audit:order": "zset",
     "outbox": "hash",
     "outbox:due": "zset",
     "outbox:leases": "hash",

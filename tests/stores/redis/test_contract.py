@@ -9,6 +9,7 @@ from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.redis.backend import RedisBackend
 from celery_sagas.testing import (
     AggregateStoreContract,
+    AuditContract,
     BackendContract,
     BuffersContract,
     DeadLettersContract,
@@ -41,6 +42,11 @@ class TestSagas(Redis, SagaStoreContract):
 @pytest.mark.parametrize("url", dict.fromkeys((*EVERY_SERVER, "fake_redis")), indirect=True)
 class TestInstances(Redis, InstancesContract):
     """The pages of instances."""
+
+
+@pytest.mark.parametrize("url", dict.fromkeys((*EVERY_SERVER, "fake_redis")), indirect=True)
+class TestAudit(Redis, AuditContract):
+    """The audit."""
 
 
 class TestOutbox(Redis, OutboxContract):

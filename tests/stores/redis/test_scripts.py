@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from celery_sagas.errors import AlreadyHandled, RevisionConflict, StoreError, UnreadableState
-from celery_sagas.stores.records import Handling, Outgoing, Record
+from celery_sagas.stores.records import Effects, Handling, Outgoing, Record
 from celery_sagas.stores.redis.backend import RedisBackend
 from celery_sagas.stores.redis.connection.calls import Call
 from celery_sagas.stores.redis.connection.scripts import load, names
@@ -24,6 +24,7 @@ from celery_sagas.testing.samples import (
     MINUTE,
     NAMES,
     STEP,
+    audited,
     by_key,
     by_tracking,
     change,
@@ -35,6 +36,7 @@ from celery_sagas.testing.samples import (
     handled,
     ids,
     new_record,
+    operate,
     outgoing,
     send,
     start,
@@ -281,6 +283,47 @@ def _purge(backend: RedisBackend) -> None:
     backend.journal.purge(-MINUTE, 3)
 
 
+def _audited(made: Effects) -> Effects:
+    return made._replace(audit=audited(made.entry))
+
+
+def _insert_audited(backend: RedisBackend) -> None:
+    new = new_record(keys=T1, tags=NEW)
+    backend.sagas.insert(new, _audited(effects(None, outgoing(), line=entry(new), owner="me", grace_ms=MINUTE)))
+
+
+def _update_audited(backend: RedisBackend) -> None:
+    record = start(backend, "42", due := outgoing("scheduled"), keys=(("email", "a"), *T1), tags=(("city", "Oslo"), *NEW))
+    moved = change(added=T2, removed=T1, added_tags=PAID, removed_tags=NEW, cancelled=(due.id,))
+    backend.sagas.update(record, moved, _audited(effects(record, outgoing(), outgoing("deadline"))))
+
+
+def _update_plainly_audited(backend: RedisBackend) -> None:
+    record = start(backend)
+    backend.sagas.update(record, change(), _audited(effects(record)))
+
+
+def _delete_audited(backend: RedisBackend) -> None:
+    record = start(backend, "42", outgoing("scheduled"), outgoing(), keys=T1, tags=NEW)
+    backend.sagas.delete(record, _audited(effects(record, outgoing(), line=entry(record, outcome="completed"))))
+
+
+def _record_audited(backend: RedisBackend) -> None:
+    backend.sagas.record(_audited(effects(None, outgoing(), outgoing("deadline"))))
+
+
+def _read_audit(backend: RedisBackend) -> None:
+    made = operate(backend)
+    for asked in (((), None), (NAMES, None), (NAMES, "42")):
+        assert made.id in [each.id for each in backend.audit.recent(9, "", *asked).entries]
+
+
+def _purge_audit(backend: RedisBackend) -> None:
+    for _ in range(3):
+        operate(backend)
+    assert backend.audit.purge(-MINUTE, 2) == 2
+
+
 def _count_a_delivery(backend: RedisBackend) -> None:
     for message_id in ("one", "two", "one"):
         backend.deliveries.count(STEP, message_id)
@@ -344,6 +387,13 @@ PLAYS: tuple[Play, ...] = (
     _began,
     _recent,
     _purge,
+    _insert_audited,
+    _update_audited,
+    _update_plainly_audited,
+    _delete_audited,
+    _record_audited,
+    _read_audit,
+    _purge_audit,
     _count_a_delivery,
     _forget_deliveries,
     _add_dead_letter,
@@ -574,6 +624,7 @@ def _writes(backend: RedisBackend) -> list[Callable[[], object]]:
         ),
         lambda: sagas.delete(other, effects(other, lock_owner="me")),
         lambda: sagas.record(effects(None, *_rows(), line=entry(outcome="completed"))),
+        lambda: sagas.record(_audited(effects(None, *_rows(), line=entry(outcome="completed")))),
         lambda: sagas.lock(record, "me", MINUTE),
         lambda: sagas.update(third, change(names=("order",), cancelled=(no_longer.id,)), effects(third)),
         lambda: sagas.update(fourth, change(names=("order",), added_tags=PAID), effects(fourth, outgoing())),
@@ -584,6 +635,7 @@ def _writes(backend: RedisBackend) -> list[Callable[[], object]]:
         lambda: outbox.fail("relay", claimed[1], "broken", HOUR),
         lambda: outbox.hurry(claimed[1:]),
         lambda: backend.journal.purge(-MINUTE, 9),
+        lambda: backend.audit.purge(-MINUTE, 9),
         lambda: backend.deliveries.count(STEP, "message"),
         lambda: backend.deliveries.purge(-MINUTE, 9),
         lambda: backend.dead.add(added),
@@ -823,7 +875,7 @@ class TestKeys:
     def test_every_key_is_in_the_catalogue_and_expires_only_if_that_says_so(
         self, redis_backend: RedisBackend, server: Any, prefix: str, dump: Callable[[], Dump]
     ) -> None:
-        for write in _writes(redis_backend)[:5]:
+        for write in _writes(redis_backend)[:6]:
             write()
         claim_items(redis_backend)
         reject_items(redis_backend)

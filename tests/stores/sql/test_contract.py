@@ -10,6 +10,7 @@ from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.sql.backend import SqlBackend
 from celery_sagas.testing import (
     AggregateStoreContract,
+    AuditContract,
     BackendContract,
     BuffersContract,
     DeadLettersContract,
@@ -88,6 +89,10 @@ class TestBackend(Sql, BackendContract):
 
 class TestInstances(Sql, InstancesContract):
     """The pages of instances."""
+
+
+class TestAudit(Sql, AuditContract):
+    """The audit."""
 
 
 class TestInterleaving(Sql, InterleavingContract):

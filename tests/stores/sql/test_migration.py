@@ -18,7 +18,7 @@ from celery_sagas.stores.sql import migration
 from celery_sagas.stores.sql.backend import SqlBackend
 from celery_sagas.stores.sql.expansion import Step
 from celery_sagas.stores.sql.tables import LAYOUT
-from celery_sagas.testing.samples import NAMES, by_key, by_tracking, complete, found, start, update
+from celery_sagas.testing.samples import NAMES, by_key, by_tracking, complete, found, operate, start, update
 from tests import servers
 from tests.servers import unique
 from tests.stores.sql import layout_5
@@ -30,8 +30,11 @@ PAID = ("status", "paid")
 DONE = [
     "The column touched_in was added to saga_instance.",
     "The column tried_at was added to saga_outbox.",
+    "The table saga_audit was created.",
     "The index saga_instance_seen was made.",
     "The index saga_outbox_tried was made.",
+    "The index saga_audit_at was made.",
+    "The index saga_audit_key was made.",
     f"The tables have the layout {LAYOUT.version} now.",
 ]
 
@@ -97,6 +100,8 @@ def assert_migrated(backend: SqlBackend, orders: list[Record]) -> None:
     assert found(backend, by_tracking("T0")) == found(backend, by_key("0"))
     order = update(backend, found(backend, by_key("1")), added_tags=(PAID,))
     assert [glance.id for glance in backend.instances.tagged(NAMES[0], PAID, 9).instances] == [order.id]
+    made = operate(backend)
+    assert [each.id for each in backend.audit.recent(9, "", NAMES, made.key).entries] == [made.id]
     assert backend.migrate() == []
 
 
@@ -118,7 +123,7 @@ def test_migrated_tables_are_those_that_are_created(own_url: str, old: SqlBacken
     old.migrate()
     with closing(SqlBackend(own_url, prefix="", options={"table_prefix": "new_"})) as new:
         new.prepare(create_schema=True, processes=1)
-        for table in ("saga_instance", "saga_outbox"):
+        for table in ("saga_instance", "saga_outbox", "saga_audit"):
             assert made(new)[table] == made(old)[table]
         assert new.migrate() == []
 
@@ -129,11 +134,11 @@ def test_printed_statements_do_the_same(old: SqlBackend, orders: list[Record]) -
 
 
 def test_layout_between_is_migrated_too(old: SqlBackend, orders: list[Record]) -> None:
-    add_column, _, create_index, *_ = old.migration().split(";\n")
+    add_column, _, _, create_index, *_ = old.migration().split(";\n")
     run(old, add_column, create_index, "UPDATE saga_layout SET version = 6, oldest = 5")
     with pytest.raises(ConfigurationError, match=r"layout 6, .* Run `celery -A proj sagas migrate`"):
         old.prepare(create_schema=True, processes=1)
-    assert old.migrate() == [DONE[1], *DONE[3:]]
+    assert old.migrate() == [*DONE[1:3], *DONE[4:]]
     assert_migrated(old, orders)
 
 
@@ -141,11 +146,16 @@ def test_printing_needs_no_server() -> None:
     for url in ("postgresql://me:s3cret@nowhere/shop", "mariadb://", "mysql://", "sqlite://"):
         with closing(SqlBackend(url, prefix="")) as backend:
             text = backend.migration()
-        assert [text.count(word) for word in ("ALTER TABLE", "CREATE INDEX", "UPDATE saga_layout")] == [2, 2, 1]
+        assert [text.count(word) for word in ("ALTER TABLE", "CREATE TABLE", "CREATE INDEX", "UPDATE saga_layout")] == [
+            2,
+            1,
+            4,
+            1,
+        ]
         assert ("CONCURRENTLY" in text) == ("STORED" in text) == url.startswith("postgresql")
 
 
-@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("number", range(len(DONE)))
 @pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
 def test_killed_at_each_statement(
     own_url: str, old: SqlBackend, orders: list[Record], monkeypatch: pytest.MonkeyPatch, number: int, is_done: bool
@@ -189,7 +199,7 @@ def test_workers_commit_meanwhile(old: SqlBackend, orders: list[Record], monkeyp
     _run = migration._run
     monkeypatch.setattr(migration, "_run", commit_first)
     assert old.migrate() == DONE
-    assert len(orders) == 8
+    assert len(orders) == 3 + len(DONE)
     assert_migrated(old, orders)
 
 
@@ -212,7 +222,7 @@ def test_statements_have_as_long_as_they_take(own_url: str, old: SqlBackend, mon
         with backend.database.connect() as connection:
             assert connection.exec_driver_sql(shown).scalar_one() in ("1min", 60)
         assert backend.migrate() == DONE
-    assert limits == (["0"] * 5 if is_postgresql else ["0.0"] * 5)
+    assert limits == ["0" if is_postgresql else "0.0"] * len(DONE)
 
 
 @only_servers
@@ -257,20 +267,20 @@ class TestIndexOfPostgresql:
         with pytest.raises(StoreUnavailable):
             run(old, "CREATE UNIQUE INDEX CONCURRENTLY saga_instance_seen ON saga_instance (saga)")
         dropped = "The index saga_instance_seen was dropped: its making had been interrupted."
-        assert old.migrate() == [DONE[1], dropped, *DONE[2:]]
+        assert old.migrate() == [*DONE[1:3], dropped, *DONE[3:]]
         assert_migrated(old, orders)
 
     def test_one_that_is_lost_later_is_made_anew(self, old: SqlBackend, orders: list[Record]) -> None:
         old.migrate()
         run(old, "DROP INDEX saga_instance_seen")
-        assert old.migrate() == [DONE[2]]
+        assert old.migrate() == [DONE[3]]
         assert_migrated(old, orders)
 
     def test_one_that_the_server_still_makes(
         self, own_url: str, old: SqlBackend, orders: list[Record], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """It waits for a transaction, as it does for a process that was killed."""
-        add_column, _, create_index, *_ = old.migration().split(";\n")
+        add_column, _, _, create_index, *_ = old.migration().split(";\n")
         run(old, add_column)
         with closing(SqlBackend(own_url, prefix="")) as writer, writer.database.connect() as writing:
             writing.exec_driver_sql("BEGIN")
@@ -286,7 +296,7 @@ class TestIndexOfPostgresql:
                 making.join()
 
             monkeypatch.setattr(migration.time, "sleep", end)
-            assert old.migrate() == [DONE[1], *DONE[3:]]
+            assert old.migrate() == [*DONE[1:3], *DONE[4:]]
         assert_migrated(old, orders)
 
 

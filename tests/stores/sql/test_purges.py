@@ -18,6 +18,7 @@ ENTRIES = 3_000
     ("table", "time", "index"),
     [
         ("saga_journal", "at", "saga_journal_at"),
+        ("saga_audit", "at", "saga_audit_at"),
         ("saga_delivery", "at", "saga_delivery_at"),
         ("saga_seen", "ends_at", "saga_seen_ends"),
     ],

@@ -15,6 +15,8 @@ _FOLDER: Final = files("celery_sagas.stores.redis") / "lua"
 _PARTS: Final = "parts"
 #: A line of a script in whose place parts stand, in this order.
 _USES: Final = "-- uses: "
+#: A line in whose place another script stands, as the body of a function.
+_RUNS: Final = "-- runs: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,8 @@ def names() -> list[str]:
 
 
 def _expanded(line: str) -> str:
+    if line.startswith(_RUNS):
+        return load(line.removeprefix(_RUNS)).source
     if not line.startswith(_USES):
         return line
     return "\n".join((_FOLDER / _PARTS / f"{part}.lua").read_text("utf-8") for part in line.removeprefix(_USES).split())

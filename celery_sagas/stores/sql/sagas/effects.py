@@ -1,4 +1,4 @@
-"""The effects of a commit besides the instance: its line in the journal and its outgoing rows."""
+"""The effects of a commit besides the instance: its line in the journal, its outgoing rows, and the audit's entry."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -7,13 +7,15 @@ from sqlalchemy import BigInteger, Column, ColumnElement, Delete, Insert, bindpa
 from sqlalchemy import literal_column as literal
 from sqlalchemy.types import TypeEngine
 
-from celery_sagas.stores.records import Effects, Entry, Outgoing, Sends
+from celery_sagas.stores.records import AuditEntry, Effects, Entry, Outgoing, Sends
 from celery_sagas.stores.sql.connection.statements import PREFIX, Execution, Values, bound, chunks, now, one_of
-from celery_sagas.stores.sql.tables import ENDS_WITH_INSTANCE, journal, outbox
+from celery_sagas.stores.sql.tables import ENDS_WITH_INSTANCE, audit, journal, outbox
 
 #: What the store does not set itself, and the names of the parameters for it.
 ENTRY = tuple(name for name in Entry._fields if name != "at")
 _ENTRY_PARAMETERS = tuple(f"entry_{name}" for name in ENTRY)
+#: The same of the audit's entry.
+AUDITED = tuple(name for name in AuditEntry._fields if name != "at")
 #: The columns in which the outgoing rows of a commit differ.
 OUTGOING = Outgoing._fields
 
@@ -36,6 +38,22 @@ def _of_entry(name: str) -> ColumnElement[Any]:
 def entry_values(entry: Entry) -> Values:
     """Return the parameters of the journal's line."""
     return dict(zip(_ENTRY_PARAMETERS, entry, strict=False))  # all but the time, which is the last field
+
+
+def insert_audit() -> Insert:
+    """Insert the audit's entry."""
+    columns = audit_columns()
+    return insert(audit).from_select(list(columns), select(*columns.values()))
+
+
+def audit_columns() -> dict[str, ColumnElement[Any]]:
+    """Return the columns of the audit's entry."""
+    return {"prefix": PREFIX, **{name: bound(audit.c[name], f"audit_{name}") for name in AUDITED}, "at": now()}
+
+
+def audit_values(entry: AuditEntry | None) -> Values:
+    """Return the parameters of the audit's entry, if there is one."""
+    return {f"audit_{name}": getattr(entry, name) for name in AUDITED} if entry else {}
 
 
 def _of_commit(name: str) -> ColumnElement[Any]:
@@ -84,7 +102,8 @@ def _insert_outgoing(count: int) -> Insert:
 def effect_steps(effects: Effects) -> list[Execution]:
     """Return the statements that write the effects one table after the other."""
     line = entry_values(effects.entry)
-    return [Execution(insert_entry, (), line), *_outgoing_steps(effects.outgoing, {**line, **lease_values(effects)})]
+    audited = [Execution(insert_audit, (), audit_values(effects.audit))] if effects.audit else []
+    return [Execution(insert_entry, (), line), *_outgoing_steps(effects.outgoing, {**line, **lease_values(effects)}), *audited]
 
 
 def send_steps(sends: Sends) -> list[Execution]:

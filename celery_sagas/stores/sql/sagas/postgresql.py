@@ -18,6 +18,8 @@ from celery_sagas.stores.sql.connection.bulk import rows_of
 from celery_sagas.stores.sql.connection.statements import PREFIX, Execution, Values, bound, numbered, one_of
 from celery_sagas.stores.sql.sagas.effects import (
     OUTGOING,
+    audit_columns,
+    audit_values,
     decided_by_instance,
     entry_columns,
     entry_values,
@@ -36,7 +38,7 @@ from celery_sagas.stores.sql.sagas.instances import (
     new_values,
     update_instance,
 )
-from celery_sagas.stores.sql.tables import TAG, instance, journal, key, outbox
+from celery_sagas.stores.sql.tables import TAG, audit, instance, journal, key, outbox
 
 _Keys = tuple[tuple[str, str], ...]
 
@@ -44,7 +46,7 @@ _Keys = tuple[tuple[str, str], ...]
 def insert(record: NewRecord, effects: Effects) -> list[Execution]:
     """Commit a new instance."""
     former = record.names[1:]
-    shape = (len(former), bool(record.keys), bool(record.tags), _count_of(effects))
+    shape = (len(former), bool(record.keys), bool(record.tags), *_shape_of(effects))
     values = {
         **new_values(record),
         **_new_key_values(record.names, record.keys),
@@ -54,11 +56,11 @@ def insert(record: NewRecord, effects: Effects) -> list[Execution]:
     return [Execution(_insert, shape, values, is_required=True)]
 
 
-def _insert(former: int, adds: bool, tags: bool, sends: int) -> Insert:
+def _insert(former: int, adds: bool, tags: bool, sends: int, audits: bool) -> Insert:
     free = [*is_key_free(former), *_are_keys_free(former if adds else 0)]
     changed = insert_instance(*free).returning(instance.c.id).cte("changed")
     keys = [*([_added(changed)] if adds else []), *([_tagged(changed)] if tags else [])]
-    return _entry_of(changed, *keys, *([_sent(changed, sends)] if sends else []))
+    return _entry_of(changed, *keys, *_effects_of(changed, sends, audits=audits))
 
 
 def update(record: Record, change: Change, effects: Effects) -> list[Execution]:
@@ -66,7 +68,7 @@ def update(record: Record, change: Change, effects: Effects) -> list[Execution]:
     former = change.names[1:] if change.added_keys else ()
     removed = change.removed_keys + change.removed_tags
     adds = (bool(change.added_keys), bool(change.added_tags))
-    shape = (len(former), *adds, bool(removed), bool(change.cancelled), _count_of(effects))
+    shape = (len(former), *adds, bool(removed), bool(change.cancelled), *_shape_of(effects))
     values = {
         **change_values(record, change, effects),
         **_new_key_values(change.names, change.added_keys),
@@ -78,35 +80,34 @@ def update(record: Record, change: Change, effects: Effects) -> list[Execution]:
     return [Execution(_update, shape, values, is_required=True)]
 
 
-def _update(former: int, adds: bool, tags: bool, removes: bool, cancels: bool, sends: int) -> Insert:
+def _update(former: int, adds: bool, tags: bool, removes: bool, cancels: bool, sends: int, audits: bool) -> Insert:
     changed = update_instance(*_are_keys_free(former)).returning(instance.c.id).cte("changed")
     added = [*([_added(changed)] if adds else []), *([_tagged(changed)] if tags else [])]
     keys = [*([_removed(changed)] if removes else []), *added]
-    rows = [*([_cancelled(changed)] if cancels else []), *([_sent(changed, sends)] if sends else [])]
-    return _entry_of(changed, *keys, *rows)
+    return _entry_of(changed, *keys, *([_cancelled(changed)] if cancels else []), *_effects_of(changed, sends, audits=audits))
 
 
 def delete(record: Record, effects: Effects) -> list[Execution]:
     """Commit the end of an instance."""
     values = {**found_values(record, effects), **_effect_values(effects)}
-    return [Execution(_delete, (_count_of(effects),), values, is_required=True)]
+    return [Execution(_delete, _shape_of(effects), values, is_required=True)]
 
 
-def _delete(sends: int) -> Insert:
+def _delete(sends: int, audits: bool) -> Insert:
     changed = delete_instance().returning(instance.c.id).cte("changed")
     keys = delete_keys().where(_is_changed(changed)).cte("removed")
     rows = delete_from(outbox).where(*in_order(*rows_of_instance(), _is_changed(changed))).cte("ended")
-    return _entry_of(changed, keys, rows, *([_sent(changed, sends)] if sends else []))
+    return _entry_of(changed, keys, rows, *_effects_of(changed, sends, audits=audits))
 
 
 def record(effects: Effects) -> list[Execution]:
     """Commit the effects alone."""
-    return [Execution(_record, (_count_of(effects),), _effect_values(effects))]
+    return [Execution(_record, _shape_of(effects), _effect_values(effects))]
 
 
-def _record(sends: int) -> Insert:
+def _record(sends: int, audits: bool) -> Insert:
     changed = select(literal("1").label("id")).cte("changed")
-    return _entry_of(changed, *([_sent(changed, sends)] if sends else []))
+    return _entry_of(changed, *_effects_of(changed, sends, audits=audits))
 
 
 def _entry_of(changed: CTE, *others: CTE) -> Insert:
@@ -116,9 +117,20 @@ def _entry_of(changed: CTE, *others: CTE) -> Insert:
     return insert_into(journal).from_select(list(columns), line).add_cte(*others)
 
 
-def _count_of(effects: Effects) -> int:
-    """Return for how many outgoing rows a statement is made: none, one, or (2) any number."""
-    return min(len(effects.outgoing), 2)
+def _shape_of(effects: Effects) -> tuple[int, bool]:
+    """Return for how many outgoing rows a statement is made: none, one, or (2) any number; and whether it writes the audit."""
+    return min(len(effects.outgoing), 2), effects.audit is not None
+
+
+def _effects_of(changed: CTE, sends: int, *, audits: bool) -> list[CTE]:
+    """Return what is written besides the journal's line."""
+    return [*([_sent(changed, sends)] if sends else []), *([_audited(changed)] if audits else [])]
+
+
+def _audited(changed: CTE) -> CTE:
+    columns = audit_columns()
+    entry = select(*columns.values()).select_from(changed)
+    return insert_into(audit).from_select(list(columns), entry).cte("audited")
 
 
 def _sent(changed: CTE, count: int) -> CTE:
@@ -193,7 +205,7 @@ def _key_values(name: str, keys: _Keys) -> Values:
 
 
 def _effect_values(effects: Effects) -> Values:
-    line = entry_values(effects.entry)
+    line = {**entry_values(effects.entry), **audit_values(effects.audit)}
     if not effects.outgoing:
         return line
     rows = effects.outgoing

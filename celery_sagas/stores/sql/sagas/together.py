@@ -101,7 +101,7 @@ def write_all(session: SqlSession, commits: Sequence[Prepared]) -> set[int] | No
 
 def _is_plain(commit: Prepared) -> bool:
     """Return whether it changes an instance, and but for that only the journal and the outbox."""
-    if not isinstance(commit.commit, Update):
+    if not isinstance(commit.commit, Update) or commit.effects.audit:
         return False
     change = commit.commit.change
     return not (change.added_keys or change.removed_keys or change.added_tags or change.removed_tags)
