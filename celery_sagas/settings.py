@@ -156,6 +156,8 @@ class Settings(BaseModel):
     #: Seconds for which handled messages are remembered, longer than the broker takes to deliver one again; without it, as long
     #: as the backend says: 7 days in SQL, one day in Redis.
     journal_retention: Seconds | None = Field(default=None, gt=0)
+    #: Seconds for which it is remembered what operators have done.
+    audit_retention: Seconds = Field(default=7_776_000.0, gt=0)
     #: Whether a worker publishes what is due: timeouts, and messages that their sender left behind.
     relay: bool = True
     #: Seconds between two polls for what is due.

@@ -49,6 +49,7 @@ class Terms:
     max_attempts: int  #: to publish a row, before it becomes a dead letter
     retention_s: float  #: how long the journal is kept
     keep_s: float = 0.0  #: how long the published rows of timeouts and deadlines stay, until they are published again
+    audit_s: float = 90 * 86_400.0  #: how long it is remembered what operators have done
 
 
 def _no_series(row: OutboxRow, now: int) -> OutboxRow:
@@ -84,7 +85,7 @@ class Relay:
 
     def __post_init__(self) -> None:
         forget = self.groups.backend.aggregates.purge if self.groups else None
-        self._housekeeping = Housekeeping(self.backend, self.terms.retention_s, self.clock, forget)
+        self._housekeeping = Housekeeping(self.backend, self.terms, self.clock, forget)
 
     def sweep(self) -> Sweep:
         """Publish due rows, and remove expired ones; end soon when asked to stop.
@@ -326,13 +327,13 @@ class _Batch:
 
 @dataclass
 class Housekeeping:
-    """Removes old entries of the journal, old counts of deliveries, and expired ids of items.
+    """Removes old entries of the journal and of the audit, old counts of deliveries, and expired ids of items.
 
     It checks once a minute. The rows that exceed one sweep are removed by the following sweeps.
     """
 
     backend: Backend
-    retention_s: float  #: how long they are kept
+    terms: Terms
     clock: Callable[[], float]
     forget: Callable[[int], int] | None = None  #: removes ids of items, at most so many
 
@@ -351,9 +352,11 @@ class Housekeeping:
 
     def _purges(self) -> Iterator[Callable[[int], int]]:
         """Yield the functions that remove at most so many rows of one kind."""
-        age_ms = int(self.retention_s * 1000)
+        age_ms = int(self.terms.retention_s * 1000)
         yield partial(self.backend.journal.purge, age_ms)
         yield partial(self.backend.deliveries.purge, age_ms)
+        if self.backend.has_audit:
+            yield partial(self.backend.audit.purge, int(self.terms.audit_s * 1000))
         if self.forget is not None:
             yield self.forget
 

@@ -16,6 +16,7 @@ from celery_sagas.errors import PublishError, StoreError, StoreUnavailable, Unco
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.records import DeadLetter, Effects, Entry, Outgoing
 from celery_sagas.testing.clock import Clock
+from celery_sagas.testing.samples import operate
 from tests.engine.conftest import Batching, Recorder
 
 LEASE_S = 60.0
@@ -826,6 +827,25 @@ class TestHousekeeping:
         assert relay.sweep().purged == 4
         assert deployment.backend.journal.history(["order"], "42", 10) == []
         assert deployment.backend.deliveries.count("order.place", "m0") == 1
+
+    def test_keeps_the_audit_for_as_long_as_it_is_told(self, deployment: Deployment) -> None:
+        made = operate(deployment.backend)
+        relay = deployment.relay(terms=replace(TERMS, audit_s=2 * TERMS.retention_s))
+        deployment.clocks.advance(TERMS.retention_s + 1)
+        assert relay.sweep().purged == 1
+        assert [each.id for each in deployment.backend.audit.recent(9).entries] == [made.id]
+
+        deployment.clocks.advance(TERMS.retention_s)
+
+        assert relay.sweep().purged == 1
+        assert deployment.backend.audit.recent(9) == ((), "")
+
+    def test_passes_over_a_backend_without_an_audit(self, deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.handled(deployment, 3)
+        monkeypatch.delattr(deployment.backend, "audit")
+        relay = deployment.relay()
+        deployment.clocks.advance(TERMS.retention_s + 1)
+        assert relay.sweep().purged == 4
 
     def test_looks_once_a_minute(self, deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
         looks: list[float] = []

@@ -201,8 +201,8 @@ def gathers_of(runtime: Runtime, backend: Backend, clock: Callable[[], float] = 
 def terms_of(runtime: Runtime, backend: Backend) -> Terms:
     """Return the settings of an app's relay for a backend."""
     settings, retention_s = runtime.settings, runtime.retention_s(backend)
-    keep_s = runtime.resend_after_s
-    return Terms(settings.relay_interval, settings.lease_ttl, settings.max_deliveries, retention_s, keep_s)
+    kept = (runtime.resend_after_s, settings.audit_retention)
+    return Terms(settings.relay_interval, settings.lease_ttl, settings.max_deliveries, retention_s, *kept)
 
 
 def relay_of(app: Celery) -> RelayThreads | None:

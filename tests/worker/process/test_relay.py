@@ -301,13 +301,18 @@ def test_uses_the_runtime_of_its_process(fast: Celery, thread: RelayThreads) -> 
 def test_terms_are_the_settings(new_app: NewApp, monkeypatch: pytest.MonkeyPatch, setting: Any, retention_s: float) -> None:
     """The retention is the backend's if they do not say it."""
     app = new_app(
-        saga_relay_interval=2, saga_lease_ttl=timedelta(minutes=2), saga_max_deliveries=5, saga_journal_retention=setting
+        saga_relay_interval=2,
+        saga_lease_ttl=timedelta(minutes=2),
+        saga_max_deliveries=5,
+        saga_journal_retention=setting,
+        saga_audit_retention=timedelta(days=30),
     )
     monkeypatch.setattr(backend_of(app), "journal_retention_s", 7200.0)
 
     terms = terms_of(runtime_of(app), backend_of(app))
 
     assert (terms.interval_s, terms.lease_s, terms.max_attempts, terms.retention_s) == (2, 120, 5, retention_s)
+    assert terms.audit_s == 30 * 86_400
 
 
 def test_publishes_through_its_own_app(fast: Celery, thread: RelayThreads) -> None:
