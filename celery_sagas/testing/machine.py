@@ -1,7 +1,7 @@
 """A state machine that plays operations in any order against a simple model. It needs hypothesis."""
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 from celery_sagas.errors import AlreadyHandled, RevisionConflict
 from celery_sagas.stores.instances import Page
 from celery_sagas.stores.ports import Backend
-from celery_sagas.stores.records import KEY, Effects, Entry, Handling, Lookup, NewRecord, Record
+from celery_sagas.stores.records import KEY, AuditEntry, Effects, Entry, Handling, Lookup, NewRecord, Record
 from celery_sagas.testing.buffer_machine import BufferMachine
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.contract.fixtures import NewBackend, StoreFixtures
@@ -76,6 +76,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.backend.prepare(create_schema=True, processes=1)
         self.model = Model(self.clock)
         self.rows = 0  #: how many rows the commits have decided
+        self.commits = 0  #: how many there were
         self.seen: dict[str, list[Record | None]] = {key: [] for key in KEYS}
 
     @rule(play=plays)
@@ -159,7 +160,9 @@ class StoreMachine(RuleBasedStateMachine):
         self._commit(lambda: self.backend.sagas.record(effects), self.model.record(effects))
 
     def _effects(self, message: PlayedMessage, about: NewRecord | Record | None, outcome: str) -> Effects:
-        effects = message.effects(about, outcome, self.clock.now, first_row=self.rows + 1)
+        self.commits += 1
+        audit_id = f"audit {self.commits}" if self.backend.has_audit else ""
+        effects = message.effects(about, outcome, self.clock.now, first_row=self.rows + 1, audit_id=audit_id)
         self.rows += len(effects.outgoing)
         return effects
 
@@ -208,6 +211,9 @@ class StoreMachine(RuleBasedStateMachine):
             self.model.forget(old)
             forgotten = self.model.forget_deliveries(play.purge_older_than_ms)
             assert self.backend.deliveries.purge(play.purge_older_than_ms, 1_000) == forgotten
+            if self.backend.has_audit:
+                removed = self.model.forget_audit(play.purge_older_than_ms)
+                assert self.backend.audit.purge(play.purge_older_than_ms, 1_000) == removed
 
     def _compare_pages(self) -> None:
         """Compare all pages, and a count."""
@@ -219,6 +225,13 @@ class StoreMachine(RuleBasedStateMachine):
             for tag in (("size", "1"), (PROPERTIES[0], VALUES[0])):
                 assert _ids(partial(instances.tagged, name, tag, 3)) == self.model.listed(name, tag)
             assert instances.count(name, 2, ("size", "1")) == len(self.model.listed(name, ("size", "1"))[:2])
+
+    def _compare_audit(self) -> None:
+        assert _audited(self.backend) == self.model.audited()
+        for names in (NAMES, NAMES[1:]):
+            assert _audited(self.backend, names) == self.model.audited(names)
+            for key in (*KEYS, ""):
+                assert _audited(self.backend, names, key) == self.model.audited(names, key)
 
     def _compare(self) -> None:
         """Compare everything that can be seen without changing it."""
@@ -233,6 +246,8 @@ class StoreMachine(RuleBasedStateMachine):
         lately = _lately(self.backend)
         assert sorted(lately, key=repr) == sorted(self.model.journal.values(), key=repr)
         assert [entry.at for entry in lately] == sorted((entry.at for entry in lately), reverse=True)
+        if self.backend.has_audit:
+            self._compare_audit()
         assert self.backend.outbox.count() == len(self.model.rows)
         assert [row.id for row in self.backend.outbox.tried(self.clock.now, 500)] == self.model.tried()
         for cause in (entry(step=step, message_id=f"message {number}") for step in STEPS for number in (1, 2, 3)):
@@ -260,6 +275,16 @@ def _lately(backend: Backend) -> list[Entry]:
     found = list(page.entries)
     while page.after:
         page = backend.journal.recent(3, page.after)
+        found += page.entries
+    return found
+
+
+def _audited(backend: Backend, names: Sequence[str] = (), key: str | None = None) -> list[AuditEntry]:
+    """Return all entries of the audit, likewise."""
+    page = backend.audit.recent(3, "", names, key)
+    found = list(page.entries)
+    while page.after:
+        page = backend.audit.recent(3, page.after, names, key)
         found += page.entries
     return found
 

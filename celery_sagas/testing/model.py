@@ -9,6 +9,7 @@ from celery_sagas.stores.records import (
     KEPT_KINDS,
     KEPT_MOST_MS,
     KEY,
+    AuditEntry,
     Change,
     Effects,
     Entry,
@@ -57,6 +58,7 @@ class Model:
         self._clock = clock
         self.instances: dict[str, Instance] = {}
         self.journal: dict[tuple[str, str], Entry] = {}
+        self.audit: dict[str, AuditEntry] = {}
         self.rows: dict[str, ModelRow] = {}
         self.deliveries: dict[tuple[str, str], tuple[int, int]] = {}  #: count and time
 
@@ -221,6 +223,18 @@ class Model:
         for handling in handlings:
             del self.journal[handling]
 
+    def forget_audit(self, older_than_ms: int) -> int:
+        """Answer as ``Audit.purge`` without a limit."""
+        old = [id for id, entry in self.audit.items() if entry.at < self._clock() - older_than_ms]
+        for id in old:
+            del self.audit[id]
+        return len(old)
+
+    def audited(self, names: Sequence[str] = (), key: str | None = None) -> list[AuditEntry]:
+        """Return the entries of all pages of ``Audit.recent``."""
+        wanted = [each for each in self.audit.values() if (not names or each.saga in names) and key in (None, each.key)]
+        return sorted(wanted, key=lambda each: (each.at, each.id), reverse=True)
+
     def history(self, names: Sequence[str], key: str) -> list[Entry]:
         """Answer as ``Journal.history`` without a limit; the order of one time and version is open."""
         entries = [entry for entry in self.journal.values() if entry.saga in names and entry.key == key]
@@ -255,6 +269,8 @@ class Model:
     def _write(self, effects: Effects) -> set[str]:
         entry, now = effects.entry, self._clock()
         self.journal[entry.step, entry.message_id] = entry._replace(at=now)
+        if effects.audit:
+            self.audit[effects.audit.id] = effects.audit._replace(at=now)
         for new in effects.outgoing:
             cause = (entry.instance_id, entry.step, entry.message_id)
             message = OutboxRow(new.id, new.kind, new.message_id, new.task, new.payload, new.due_at, 0, *cause)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from celery_sagas.stores.records import Effects, Entry, NewRecord, Outgoing, Record
-from celery_sagas.testing.samples import NAMES, Keys, entry, outgoing
+from celery_sagas.testing.samples import NAMES, Keys, audited, entry, outgoing
 
 KEYS = ("a", "b")
 VALUES = ("x", "y", "z")
@@ -39,13 +39,15 @@ class PlayedMessage:
     owner: str
     grace_ms: int
     lock_owner: str
+    is_audited: bool
 
-    def effects(self, about: NewRecord | Record | None, outcome: str, now: int, first_row: int) -> Effects:
-        """Return the effects of the handling; its rows are numbered."""
+    def effects(self, about: NewRecord | Record | None, outcome: str, now: int, first_row: int, audit_id: str) -> Effects:
+        """Return the effects of the handling; its rows are numbered. There is an audit unless its id is empty."""
         line = entry(about, step=self.step, message_id=self.message_id, attempt=self.attempt, outcome=outcome)
         kinds = [(kind, delay) for kind, delay in self.rows if kind == "sent" or outcome != "completed"]
         rows = [_row(number, kind, delay, now) for number, (kind, delay) in enumerate(kinds, first_row)]
-        return Effects(line, tuple(rows), self.owner, self.grace_ms, self.lock_owner)
+        audit = audited(line, id=audit_id) if self.is_audited and audit_id else None
+        return Effects(line, tuple(rows), self.owner, self.grace_ms, self.lock_owner, audit)
 
 
 def _row(number: int, kind: str, delay: int, now: int) -> Outgoing:
@@ -95,7 +97,7 @@ class SettlePlay:
 
 @dataclass(frozen=True)
 class WaitPlay:
-    """Let time pass, and perhaps purge the journal and the counts of deliveries."""
+    """Let time pass, and perhaps purge the journal, the audit and the counts of deliveries."""
 
     ms: int
     purge_older_than_ms: int | None
@@ -130,6 +132,7 @@ _messages = st.builds(
     owner=_tokens,
     grace_ms=_delays,
     lock_owner=st.sampled_from(["", *LOCK_OWNERS]),
+    is_audited=st.sampled_from([False, False, True]),
 )
 _handles = st.builds(
     HandlePlay,

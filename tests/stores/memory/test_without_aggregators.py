@@ -1,4 +1,4 @@
-"""A backend without aggregators keeps the rest of the contract, and says what to set for the use of aggregators."""
+"""A backend without aggregators and an audit keeps the rest of the contract, and says what to set for the use of these."""
 
 import uuid
 from typing import Any
@@ -8,18 +8,37 @@ import pytest
 from celery_sagas.errors import ConfigurationError
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.testing import NewBackend, WholeContract
+from celery_sagas.testing.machine import MachineContract
 from tests.apps import WithoutAggregators
 
 
-class TestWithoutAggregators(WholeContract):
-    """What aggregators need is skipped."""
+class WithoutAudit(WithoutAggregators):
+    """A backend in memory that records nothing of what operators do, either."""
 
-    TestAggregates = None  # as a backend's author may do, for whom each skipped test is a line of the report
+    def __init__(self, url: str, *, prefix: str, clock: Any = None) -> None:
+        super().__init__(url, prefix=prefix, clock=clock)
+        del self.audit
+
+
+class TestWithoutAggregators(WholeContract):
+    """What aggregators, or operators, need is skipped."""
+
+    TestAggregates = TestAudit = None  # as a backend's author may do, for whom each skipped test is a line of the report
 
     @pytest.fixture
     def new_backend(self) -> NewBackend:
         url = f"memory://{uuid.uuid4()}"
-        return lambda prefix, clock: WithoutAggregators(url, prefix=prefix, clock=clock)
+        return lambda prefix, clock: WithoutAudit(url, prefix=prefix, clock=clock)
+
+    class TestMachine(WholeContract.Part, MachineContract):
+        """Many operations in any order."""
+
+
+def test_audit_that_is_not_kept_says_what_to_do() -> None:
+    backend = WithoutAudit("memory://", prefix="")
+    assert not backend.has_audit
+    with pytest.raises(ConfigurationError, match=r"in memory://, a backend without Audit\. Keep the saga in another backend"):
+        backend.audit.recent(9)
 
 
 @pytest.mark.parametrize("port", ["aggregates", "buffers"])

@@ -13,6 +13,7 @@ from celery_sagas.testing.samples import (
     NAMES,
     STEP,
     Keys,
+    audited,
     by_key,
     by_tracking,
     change,
@@ -39,6 +40,7 @@ class World:
 
     tag: str = field(default_factory=lambda: f" in world {next(_tags)}")
     record: Record = field(init=False)  #: the instance "42" as both sides have found it
+    has_audit: bool = True  #: of all backends in which it was made
 
     def __call__(self, name: str) -> str:
         """Return a name that only this world has."""
@@ -66,6 +68,7 @@ class World:
 
     def arrange(self, backend: Backend, clock: Clock) -> None:
         """Make the world."""
+        self.has_audit = self.has_audit and backend.has_audit
         first = self.instance("first", "42", "1")
         backend.sagas.insert(first, self.effects(first, "start", "1", self.row("sent"), self.row("scheduled", "scheduled")))
         self.record = found(backend, by_key(self("42")))
@@ -77,7 +80,8 @@ class World:
         records = [backend.sagas.find(lookup).record for lookup in lookups]
         history = [sorted(map(repr, backend.journal.history(NAMES, self(key), 99))) for key in ("42", "43", "44")]
         delivered = backend.deliveries.count(STEP, self("message"))
-        return records, history, delivered, [_drain(backend, clock, after) for after in (0, LEASE + 1, MINUTE)]
+        audit = backend.audit.recent(99, "", NAMES, self("42")) if self.has_audit else ()
+        return records, history, delivered, audit, [_drain(backend, clock, after) for after in (0, LEASE + 1, MINUTE)]
 
 
 def _drain(backend: Backend, clock: Clock, after: int) -> list[str]:
@@ -148,6 +152,20 @@ def update_by_another_message(backend: Backend, world: World) -> None:
     """Change the same instance."""
     made = world.effects(world.record, "another message", "1", world.row("by rival", "scheduled"))
     backend.sagas.update(world.record, change(data='"updated by rival"'), made)
+
+
+def operate(backend: Backend, world: World) -> None:
+    """Change "42" as an operator, in another attempt of the message of ``update``."""
+    made = world.effects(world.record, "message", "6", world.row("by operate"))
+    audit = audited(made.entry, id=world("audit")) if world.has_audit else None
+    backend.sagas.update(world.record, change(data='"operated"'), made._replace(audit=audit))
+
+
+def operate_without_an_instance(backend: Backend, world: World) -> None:
+    """Write the same entry of the audit by another message."""
+    made = world.effects(None, "another message", "2")
+    audit = audited(made.entry, id=world("audit")) if world.has_audit else None
+    backend.sagas.record(made._replace(audit=audit))
 
 
 def cancel(backend: Backend, world: World) -> None:
@@ -263,6 +281,7 @@ COMMITS: tuple[Move, ...] = (
     delete,
     record,
     update_locked,
+    operate,
 )
 RIVALS_OF_COMMITS: tuple[Move, ...] = (
     *COMMITS,
@@ -270,6 +289,7 @@ RIVALS_OF_COMMITS: tuple[Move, ...] = (
     insert_same_tracking,
     insert_under_former_name,
     update_by_another_message,
+    operate_without_an_instance,
     delete_in_another_attempt,
     restart,
     lock,
