@@ -14,6 +14,9 @@ step_ignored = Signal(name="step_ignored", providing_args=["outcome"])
 #: no such task is known; of an item the aggregator's task that flushes.
 #: Arguments: ``dead_letter``, ``exception``. After a hard time limit, and by a relay, it is sent in the worker's main process.
 step_failed = Signal(name="step_failed", providing_args=["dead_letter", "exception"])
+#: An operator has acted on an instance. Sender: the app. Arguments: ``act`` (its ``name``, ``actor`` and ``reason``), ``done``
+#: (what has come of it). It is sent where the operator acts, and in no worker.
+instance_operated = Signal(name="instance_operated", providing_args=["act", "done"])
 #: A batch was flushed. Sender: the aggregator's task that flushes. Arguments: ``flushed`` (name, group, reason, number of items).
 batch_flushed = Signal(name="batch_flushed", providing_args=["flushed"])
 #: An event has no subscriber. Sender: the task that fans events out. Arguments: ``event`` (its name), ``message_id``.

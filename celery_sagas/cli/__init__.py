@@ -5,6 +5,7 @@ import click
 from celery_sagas.cli.activity import activity
 from celery_sagas.cli.acts import answer, fire, patch, pause, resume, skip, terminate
 from celery_sagas.cli.aggregates import aggregates
+from celery_sagas.cli.audit import audit
 from celery_sagas.cli.dead import dead
 from celery_sagas.cli.describe import describe
 from celery_sagas.cli.export import export
@@ -34,6 +35,7 @@ sagas.add_command(activity)
 for act in (answer, fire, patch, pause, resume, skip, terminate):
     sagas.add_command(act)
 sagas.add_command(aggregates)
+sagas.add_command(audit)
 sagas.add_command(dead)
 sagas.add_command(describe)
 sagas.add_command(export)

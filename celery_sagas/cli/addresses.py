@@ -44,10 +44,10 @@ def lookup_for(backend: Backend, saga: SagaDefinition, key: str | None, id: str 
         return _lookup_by(backend, saga, value_of(by))
     if id is not None:
         return lookup_in(saga, ID, _storable("id", id))
-    return lookup_in(saga, KEY, _key_text(saga, str(key)))
+    return lookup_in(saga, KEY, key_text(saga, str(key)))
 
 
-def _key_text(saga: SagaDefinition, given: str) -> str:
+def key_text(saga: SagaDefinition, given: str) -> str:
     """Return the canonical text of a key; one that is no key in today's code may be one of an instance that is stored."""
     try:
         parts = json.loads(given) if len(saga.keys.key) > 1 else given

@@ -11,19 +11,17 @@ from celery_sagas.cli import tables
 from celery_sagas.cli.addresses import value_of
 from celery_sagas.cli.app import opened, saga_named
 from celery_sagas.cli.following import Tail, follow
-from celery_sagas.core.pending import NewerFormat, Pending, read_pending
+from celery_sagas.core.pending import PAUSED, NewerFormat, Pending, read_pending
 from celery_sagas.core.registry import registry
 from celery_sagas.core.requests.requests import Request
 from celery_sagas.core.saga import SagaDefinition
-from celery_sagas.engine.listing import changed, glances, tag_of
+from celery_sagas.engine.listing import changed, count_live, glances, tag_of
 from celery_sagas.errors import StoreUnavailable
 from celery_sagas.stores.instances import Glance
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import Entry
 from celery_sagas.worker.runtime import Runtime
 
-#: Where counts stop: operators need no more, and each counts what it returns.
-_COUNTED: Final = 10_000
 #: Of so many instances it is remembered which version was shown.
 _REMEMBERED: Final = 100_000
 _SAGAS: Final = ("SAGA", "INSTANCES")
@@ -33,20 +31,30 @@ _INSTANCES: Final = ("KEY", "VERSION", "CREATED", "CHANGED", "WAITS FOR", "ID")
 @click.command("list")
 @click.argument("name", required=False, metavar="[SAGA]")
 @click.option("--by", metavar="FIELD=VALUE", help="Only instances with this value of a field in search_by.")
+@click.option("--paused", is_flag=True, help="Only instances that an operator has paused.")
 @click.option("--oldest-first", is_flag=True, help="Begin with those that no message has changed for the longest time.")
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="How many, at most.")
 @click.option("--follow", "follows", is_flag=True, help="Then show each instance that is changed, until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object in each line, with everything that is known.")
 @click.pass_context
 def list_instances(
-    context: click.Context, name: str | None, by: str | None, oldest_first: bool, limit: int, follows: bool, as_json: bool
+    context: click.Context,
+    name: str | None,
+    by: str | None,
+    paused: bool,
+    oldest_first: bool,
+    limit: int,
+    follows: bool,
+    as_json: bool,
 ) -> None:
     """Show the live instances of a saga, the ones that were changed last first; or without SAGA, how many there are of each."""
-    if name is None and (by or oldest_first or follows):
-        raise click.UsageError("name a saga with --by, --oldest-first and --follow")
-    if by and oldest_first:
+    if name is None and (by or paused or oldest_first or follows):
+        raise click.UsageError("name a saga with --by, --paused, --oldest-first and --follow")
+    if by and paused:
+        raise click.UsageError("give --by or --paused")
+    if (by or paused) and oldest_first:
         raise click.UsageError("--oldest-first is for all instances: those with a value are listed by when they began")
-    if follows and (by or oldest_first):
+    if follows and (by or paused or oldest_first):
         raise click.UsageError("--follow is for all instances, the ones that were changed last at the end")
     with suppress(*[KeyboardInterrupt] * follows), opened(context) as runtime:
         if name is None:
@@ -55,7 +63,7 @@ def list_instances(
         saga = saga_named(name)
         if follows:
             _follow(runtime.backends.of(saga), saga, limit, as_json=as_json)
-        tag = tag_of(saga, {} if by is None else value_of(by))
+        tag = PAUSED if paused else tag_of(saga, {} if by is None else value_of(by))
         found = glances(runtime.backends.of(saga), saga, tag, oldest_first=oldest_first)
         _print_instances(saga, list(islice(found, limit)), as_json=as_json)
 
@@ -64,25 +72,19 @@ def _print_counts(runtime: Runtime, *, as_json: bool) -> None:
     counts, away = list[tuple[str, int]](), list[str]()
     for saga in registry.sagas.values():
         try:
-            counts.append((saga.name, _count(runtime, saga)))
+            counts.append((saga.name, count_live(runtime.backends.of(saga), saga, tables.COUNTED + 1)))
         except StoreUnavailable as exc:
             away.append(f"{saga.name}: {exc}")
     if as_json:
-        tables.print_json([{"saga": name, "instances": min(count, _COUNTED), "more": count > _COUNTED} for name, count in counts])
+        most = tables.COUNTED
+        tables.print_json([{"saga": name, "instances": min(count, most), "more": count > most} for name, count in counts])
     else:
-        shown = [(name, f"> {_COUNTED:,}" if count > _COUNTED else f"{count:,}") for name, count in counts]
+        shown = [(name, tables.count(count)) for name, count in counts]
         tables.print_table(_SAGAS, shown, "" if away else "The app defines no sagas.")
     for problem in away:
         click.echo(f"Error: {tables.block(problem)}", err=True)
     if away:
         raise click.exceptions.Exit(1)
-
-
-def _count(runtime: Runtime, saga: SagaDefinition) -> int:
-    backend = runtime.backends.of(saga)
-    if not backend.has_instances:
-        return sum(backend.sagas.count(saga.names).values())
-    return sum(backend.instances.count(name, _COUNTED + 1) for name in saga.names)
 
 
 def _follow(backend: Backend, saga: SagaDefinition, limit: int, *, as_json: bool) -> None:
@@ -136,6 +138,7 @@ def _facts(glance: Glance) -> dict[str, Any]:
             "timeouts": {name: timeout.at for name, timeout in pending.timeouts.items()},
             "requests": {request.id: {"task": request.task, "until": request.at or None} for request in _open(pending)},
             "deferred": len(pending.deferred),
+            "paused": pending.paused is not None,
         }
     )
     return {**{name: value for name, value in glance._asdict().items() if name != "pending"}, "waits_for": waits_for}
@@ -151,6 +154,8 @@ def _waits_for(glance: Glance) -> str:
         f"answer of {tasks[0]}" if len(tasks) == 1 else f"{len(tasks)} answers" if tasks else "",
         f"{len(pending.deferred)} deferred" if pending.deferred else "",
     ]
+    if pending.paused:
+        parts.insert(0, "its resumption")
     return ", ".join(filter(None, parts)) or "nothing"
 
 

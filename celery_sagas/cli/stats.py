@@ -8,13 +8,12 @@ import click
 from celery_sagas.cli import tables
 from celery_sagas.cli.app import opened
 from celery_sagas.core.saga import SagaDefinition
+from celery_sagas.engine.listing import count_live
 from celery_sagas.errors import StoreUnavailable
 from celery_sagas.operate.spans import span
 from celery_sagas.stores.ports import Backend
 from celery_sagas.worker.runtime import Runtime
 
-#: Where counts stop: operators need no more, and each counts what it returns.
-_COUNTED = 10_000
 _SAGAS = ("SAGA", "INSTANCES", "OLDEST CHANGE")
 _BACKENDS = ("BACKEND", "DUE", "OLDEST DUE", "NOT HANDLED OR FAILED", "DEAD LETTERS")
 
@@ -53,11 +52,8 @@ def _facts(runtime: Runtime) -> tuple[list[dict[str, Any]], list[StoreUnavailabl
 def _of_sagas(backend: Backend, sagas: Sequence[SagaDefinition]) -> Iterator[dict[str, Any]]:
     now = backend.outbox.time()
     for saga in sagas:
-        if not backend.has_instances:
-            yield {"saga": saga.name, "instances": sum(backend.sagas.count(saga.names).values()), "oldest_change_ms": None}
-            continue
-        count = sum(backend.instances.count(name, _COUNTED + 1) for name in saga.names)
-        oldest = [page.instances[0].updated_at for name in saga.names if (page := _oldest(backend, name)).instances]
+        count, listed = count_live(backend, saga, tables.COUNTED + 1), saga.names if backend.has_instances else ()
+        oldest = [page.instances[0].updated_at for name in listed if (page := _oldest(backend, name)).instances]
         yield {"saga": saga.name, "instances": count, "oldest_change_ms": now - min(oldest) if oldest else None}
 
 
@@ -66,7 +62,7 @@ def _oldest(backend: Backend, name: str) -> Any:
 
 
 def _of_backend(backend: Backend) -> dict[str, Any]:
-    tally, now = backend.outbox.tally(_COUNTED + 1), backend.outbox.time()
+    tally, now = backend.outbox.tally(tables.COUNTED + 1), backend.outbox.time()
     oldest = now - tally.oldest_due_at if tally.oldest_due_at else None
     return {
         "backend": backend.url,
@@ -78,19 +74,16 @@ def _of_backend(backend: Backend) -> dict[str, Any]:
 
 
 def _print(facts: Sequence[dict[str, Any]]) -> None:
-    sagas = [(each["saga"], _count(each["instances"]), _ago(each["oldest_change_ms"])) for each in facts if "saga" in each]
+    sagas = [(each["saga"], tables.count(each["instances"]), _ago(each["oldest_change_ms"])) for each in facts if "saga" in each]
     tables.print_table(_SAGAS, sagas, "The app defines no sagas.")
     click.echo()
-    numbers = [
-        (each["backend"], _count(each["due"]), _ago(each["oldest_due_ms"]), _count(each["tried"]), f"{each['dead_letters']:,}")
-        for each in facts
-        if "backend" in each
-    ]
+    numbers = [_numbers(each) for each in facts if "backend" in each]
     tables.print_table(_BACKENDS, numbers, "No backend answers.")
 
 
-def _count(count: int) -> str:
-    return f"> {_COUNTED:,}" if count > _COUNTED else f"{count:,}"
+def _numbers(facts: dict[str, Any]) -> tables.Row:
+    due, tried = tables.count(facts["due"]), tables.count(facts["tried"])
+    return facts["backend"], due, _ago(facts["oldest_due_ms"]), tried, f"{facts['dead_letters']:,}"
 
 
 def _ago(ms: int | None) -> str:

@@ -10,6 +10,8 @@ from celery_sagas.clock import LAST_MS, utc_time
 
 #: The maximum number of characters of a long text in a table.
 _CELL = 60
+#: Where counts stop: operators need no more, and each counts what it returns.
+COUNTED = 10_000
 
 Row = tuple[str, ...]
 
@@ -44,6 +46,11 @@ def print_json(facts: Iterable[Mapping[str, Any]]) -> None:
     """Print one object in each line."""
     for fact in facts:
         click.echo(json.dumps(fact).replace("\x7f", r"\u007f"))  # the one control character that JSON does not escape
+
+
+def count(number: int) -> str:
+    """Return a number that was counted up to ``COUNTED + 1``."""
+    return f"> {COUNTED:,}" if number > COUNTED else f"{number:,}"
 
 
 def short(text: str) -> str:

@@ -86,6 +86,13 @@ def listing(
     return Listing(backend, saga, tag_of(saga, by), oldest_first, read_outcomes)
 
 
+def count_live(backend: Backend, saga: SagaDefinition, at_most: int) -> int:
+    """Count the instances of a saga; where the backend lists them, ``at_most`` under each of its names."""
+    if not backend.has_instances:
+        return sum(backend.sagas.count(saga.names).values())
+    return sum(backend.instances.count(name, at_most) for name in saga.names)
+
+
 def tag_of(saga: SagaDefinition, by: Mapping[str, object]) -> tuple[str, str] | None:
     """Return the tag that instances with a value have; ``None`` if no field is named.
 

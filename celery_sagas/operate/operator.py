@@ -1,6 +1,7 @@
 """The operator: a person, or a program in the place of one, who looks at instances and acts on them."""
 
 import getpass
+import logging
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,7 @@ from uuid import uuid4
 
 from celery import Celery
 
+from celery_sagas import signals
 from celery_sagas.core.ids import derived_id
 from celery_sagas.core.names import storable
 from celery_sagas.core.registry import registry
@@ -29,6 +31,8 @@ from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import Lookup
 from celery_sagas.worker.runtime import Runtime, runtime_of
 from celery_sagas.worker.saga import Saga
+
+logger = logging.getLogger("celery_sagas")
 
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -258,7 +262,11 @@ class OperatedInstance:
         id = derived_id(operator.batch, verb) if operator.batch else str(uuid4())
         act = Act(verb, operator.actor, checked_text("reason", reason, REASON_CHARACTERS), id)
         services = self._runtime.services_of(self.saga)
-        return perform(services, self.saga, self.lookup, act, plan, expected_version=expected_version, dry_run=operator.dry_run)
+        done = perform(services, self.saga, self.lookup, act, plan, expected_version=expected_version, dry_run=operator.dry_run)
+        if done.changed:
+            logger.info("%s %r %s: %s, by %s: %s", done.saga, done.key, act.name, done.text, act.actor, act.reason)
+            signals.instance_operated.send(sender=operator.app, act=act, done=done)
+        return done
 
 
 def default_actor() -> str:

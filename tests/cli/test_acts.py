@@ -1,6 +1,8 @@
 """Acts of operators, from the command line to the store and back to the steps."""
 
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,8 +13,10 @@ from pydantic import BaseModel, Field
 
 from celery_sagas import Failure, Saga
 from celery_sagas.core.pending import PAUSED
-from celery_sagas.errors import MisuseError
-from celery_sagas.operate.operator import Operator, default_actor
+from celery_sagas.engine.acts.acting import Done
+from celery_sagas.errors import MisuseError, StoreUnavailable
+from celery_sagas.operate.operator import OperatedInstance, Operator, default_actor
+from celery_sagas.signals import instance_operated
 from celery_sagas.stores.records import KEY, Lookup
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import Worker, backend_of
@@ -163,6 +167,14 @@ class TestPause:
         result = run(app, "pause", "order", "42", "--dry-run", *WHY)
         assert result.output.endswith("this is a dry run, and nothing was written.\n")
         assert shown(app)["paused"] is None
+
+    def test_is_listed(self, app: Celery, order: Any) -> None:
+        assert run(app, "list", "order", "--paused").output == "There are no such instances of order.\n"
+        run(app, "pause", "order", "42", *WHY)
+        (known,) = [json.loads(line) for line in run(app, "list", "order", "--paused", "--json").output.splitlines()]
+        assert (known["key"], known["waits_for"]["paused"]) == ("42", True)
+        assert "its resumption, timeout delivery, 2 answers" in run(app, "list", "order", "--paused").output
+        assert run(app, "list", "order", "--paused", "--by", "city=Oslo").exit_code == 2
 
     def test_as_json(self, app: Celery, order: Any) -> None:
         known = json.loads(run(app, "pause", "--by", "tracking=1Z", "order", "--json", *WHY).output)
@@ -366,6 +378,90 @@ class TestStores:
 def paused(app: Celery) -> list[Any]:
     """Return the paused orders."""
     return list(backend_of(app).instances.tagged("order", PAUSED, 10).instances)
+
+
+class TestAudit:
+    def test_who_has_done_what_and_why(self, app: Celery, order: Any) -> None:
+        run(app, "pause", "order", "42", "--reason", "INC-1", "--actor", "ann")
+        run(app, "resume", "order", "42", "--reason", "INC-2", "--actor", "bob")
+        known = [json.loads(line) for line in run(app, "audit", "--json").output.splitlines()]
+        assert [(each["actor"], each["action"], each["reason"]) for each in known] == [
+            ("bob", "resume", "INC-2"),
+            ("ann", "pause", "INC-1"),
+        ]
+        assert {(each["saga"], each["key"]) for each in known} == {("order", "42")}
+        table = run(app, "audit").output.splitlines()
+        assert table[0].split() == ["AT", "WHO", "ACT", "SAGA", "KEY", "VERSION", "REASON"]
+        assert table[1].split()[3:] == ["bob", "resume", "order", "42", "4", "INC-2"]
+
+    @pytest.mark.parametrize(
+        ("words", "actions"),
+        [
+            (["order"], ["fire", "pause"]),
+            (["order", "42"], ["fire", "pause"]),
+            (["order", "43"], []),
+            (["cart"], []),
+            (["--actor", "ann"], ["fire"]),
+            (["--since", "1h"], ["fire", "pause"]),
+            (["--since", "0s"], []),
+            (["--limit", "1"], ["fire"]),
+        ],
+    )
+    def test_some(self, app: Celery, order: Any, words: list[str], actions: list[str]) -> None:
+        Operator(app, "bob").instance(order, "42").pause("INC-1")
+        Operator(app, "ann").instance(order, "42").fire("delivery", "INC-2")
+        time.sleep(0.002)
+        known = [json.loads(line) for line in run(app, "audit", "--json", *words).output.splitlines()]
+        assert [each["action"] for each in known] == actions
+
+    def test_nothing(self, app: Celery, order: Any) -> None:
+        assert run(app, "audit").output == "No operator has done anything of the kind.\n"
+
+    def test_every_act_has_its_line(self, app: Celery, order: Any) -> None:
+        """Whatever verb there will be: none writes without one."""
+        instance = Operator(app, "ann").instance(order, "42")
+        acts: dict[str, Callable[[], Done]] = {
+            "pause": lambda: instance.pause(HOSTILE),
+            "resume": lambda: instance.resume(HOSTILE),
+            "patch": lambda: instance.patch(HOSTILE, values={"city": "Bergen"}),
+            "fire": lambda: instance.fire("delivery", HOSTILE),
+            "answer": lambda: instance.answer(weigh.name, 7, HOSTILE),
+            "fail": lambda: instance.fail(charge.name, "no", HOSTILE),
+            "skip": lambda: instance.skip("delivery", HOSTILE),
+            "terminate": lambda: instance.terminate(HOSTILE),
+        }
+        verbs = {name for name, each in vars(OperatedInstance).items() if callable(each) and not name.startswith("_")}
+        assert verbs - {"show"} == set(acts)
+        heard: list[str] = []
+
+        def hear(sender: Celery, act: Any, done: Done, **_: object) -> None:
+            heard.append(act.name)
+
+        instance_operated.connect(hear)
+        for act in acts.values():
+            assert act().changed
+        instance_operated.disconnect(hear)
+        result = run(app, "audit", "--limit", "9")
+        assert all(map(is_safe, result.output.splitlines()))
+        known = [json.loads(line) for line in run(app, "audit", "--json").output.splitlines()]
+        assert sorted(each["action"] for each in known) == sorted(acts)
+        assert {(each["actor"], each["reason"]) for each in known} == {("ann", HOSTILE)}
+        assert heard == list(acts)
+        timeline = run(app, "timeline", "order", "42").output
+        assert all(map(is_safe, timeline.splitlines()))
+        assert timeline.count("(ann: ") == len(acts)
+
+    def test_dry_run_has_none(self, app: Celery, order: Any) -> None:
+        Operator(app, "ann", dry_run=True).instance(order, "42").pause("INC-1")
+        assert run(app, "audit", "--json").output == ""
+
+    def test_store_that_is_away(self, app: Celery, order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        def away(*_: object, **__: object) -> None:
+            raise StoreUnavailable("memory://", "it is away")
+
+        monkeypatch.setattr("celery_sagas.stores.memory.audit.MemoryAudit.recent", away)
+        result = run(app, "audit")
+        assert (result.exit_code, "it is away" in result.output) == (1, True)
 
 
 class TestOperator:

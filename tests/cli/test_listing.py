@@ -81,7 +81,7 @@ def test_backend_that_is_away_hides_no_other(new_app: NewApp) -> None:
 
 
 def test_counts_stop(app: Celery, place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("celery_sagas.cli.listing._COUNTED", 2)
+    monkeypatch.setattr("celery_sagas.cli.tables.COUNTED", 2)
     for number in range(3):
         place(str(number))
     assert "order   > 2" in run(app, "list").output
@@ -175,8 +175,8 @@ def test_nothing_to_show(app: Celery, place: Any) -> None:
         (("order", "--by", "city"), 2, "--by takes FIELD=VALUE, such as --by status=paid"),
         (("order", "--by", "name=x"), 1, "it cannot be listed by name. It is listed by city; search_by= declares more"),
         (("order", "--by", "city="), 1, "city: '' is no key: it is empty"),
-        (("--by", "city=Oslo"), 2, "name a saga with --by, --oldest-first and --follow"),
-        (("--follow",), 2, "name a saga with --by, --oldest-first and --follow"),
+        (("--by", "city=Oslo"), 2, "name a saga with --by, --paused, --oldest-first and --follow"),
+        (("--follow",), 2, "name a saga with --by, --paused, --oldest-first and --follow"),
         (("order", "--follow", "--by", "city=Oslo"), 2, "--follow is for all instances"),
         (("order", "--follow", "--oldest-first"), 2, "--follow is for all instances"),
         (("order", "--by", "city=Oslo", "--oldest-first"), 2, "--oldest-first is for all instances"),

@@ -187,7 +187,7 @@ class Engine:
 
     def interpose(self) -> Interposed:
         """Let something happen around the operations of this engine's store, and not of the rivals'."""
-        backend = SimpleNamespace(**vars(self.backend))
+        backend = SimpleNamespace(**vars(self.backend), has_audit=self.backend.has_audit)
         backend.sagas = store = Interposed(self.backend.sagas)
         backend.many = partial(Backend.many, backend)
         services = self.services

@@ -9,10 +9,11 @@ from typing import Any, Final, NamedTuple
 from pydantic_core import to_json
 
 from celery_sagas.core.ids import derived_id, row_id
-from celery_sagas.core.pending import Pending
+from celery_sagas.core.pending import NOTHING, Pending
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.sending import SerializedMessage
 from celery_sagas.engine.conflicts import Conflicts
+from celery_sagas.engine.final_states import FINAL
 from celery_sagas.engine.handling import Services
 from celery_sagas.engine.instance import difference, pending_of, shown_property
 from celery_sagas.engine.outcomes import Kind
@@ -25,7 +26,7 @@ from celery_sagas.errors import (
 )
 from celery_sagas.stores.operations import Commit, Update
 from celery_sagas.stores.ports import SagaStore
-from celery_sagas.stores.records import KEY, Change, Effects, Entry, Lookup, Outgoing, Record
+from celery_sagas.stores.records import KEY, AuditEntry, Change, Effects, Entry, Lookup, Outgoing, Record
 
 #: Ends the name under which the journal keeps acts; no step can have such a name.
 OPERATOR: Final = "(operator)"
@@ -76,6 +77,7 @@ class Subject:
     now: int  #: by the store's clock; milliseconds since the epoch
     owner: str  #: the lease token of this process
     grace_ms: int
+    is_audited: bool  #: whether its backend keeps an audit
 
     @cached_property
     def pending(self) -> Pending:
@@ -151,7 +153,16 @@ class Subject:
             version=self.record.version + 1 if changes else 0,
             detail=to_json(detail).decode(),
         )
-        return Effects(entry, rows, self.owner, self.grace_ms)
+        return Effects(entry, rows, self.owner, self.grace_ms, audit=self._audit(entry, about))
+
+    def _audit(self, entry: Entry, about: Mapping[str, Any]) -> AuditEntry | None:
+        """Return what the audit keeps of the act, which outlives the journal: not the final state, which may be large."""
+        if not self.is_audited:
+            return None
+        act, kept = self.act, {name: value for name, value in about.items() if name != FINAL}
+        detail = to_json(kept).decode() if kept else NOTHING
+        whose = entry.saga, entry.key, entry.instance_id, entry.version
+        return AuditEntry(entry.message_id, act.actor, act.name, act.reason, *whose, detail)
 
     @property
     def name(self) -> str:
@@ -188,7 +199,7 @@ def perform(
         if record is None:
             completed = lookup.property == KEY and backend.journal.outcome_of(saga.names, lookup.value) is not None
             raise SagaNotFound(saga.name, shown_property(saga, lookup), lookup.value, completed)
-        about = (backend.outbox.time(), services.terms.owner, services.terms.grace_ms)
+        about = (backend.outbox.time(), services.terms.owner, services.terms.grace_ms, backend.has_audit)
         subject = Subject(saga, record, act, found.new_id, *about)
         if expected_version is not None and record.version != expected_version:
             problem = f"{subject.name} has version {record.version}, and {expected_version} was expected"
