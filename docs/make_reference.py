@@ -531,6 +531,10 @@ def page() -> Iterator[str]:
     yield "Import these from `celery_sagas.testing.exploration`."
     for name in EXPLORATION:
         yield from shown(f"{PACKAGE}.testing.exploration", name)
+    yield "## Operators"
+    yield "Import these from `celery_sagas.operate`. [Operating](operating.md#in-python) says more."
+    for name in exported(f"{PACKAGE}.operate"):
+        yield from shown(f"{PACKAGE}.operate", name)
     yield "## Signals"
     yield "Import these from `celery_sagas.signals`."
     yield from signals()

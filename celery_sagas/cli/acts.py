@@ -4,7 +4,7 @@ import difflib
 import functools
 import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, Self
 
 import click
 
@@ -17,17 +17,26 @@ from celery_sagas.operate.operator import OperatedInstance, Operator, checked_te
 from celery_sagas.operate.patching import NOTHING, patched, restored
 from celery_sagas.operate.redact import redacted
 
-F = TypeVar("F", bound=Callable[..., Any])
 #: What a file of a state may have at most, in characters.
 _FILE: Final = 100_000_000
-_NAME: Final = "The name of the timeout, the id of the request, or its task."
+_WORDS = click.argument("words", nargs=-1, required=True, metavar="SAGA [KEY]")
+_WORDS_AND_NAME = click.argument("words", nargs=-1, required=True, metavar="SAGA [KEY] NAME")
+_WORDS_AND_REQUEST = click.argument("words", nargs=-1, required=True, metavar="SAGA [KEY] REQUEST")
+_ID = click.option("--id", metavar="ID", help="The instance with this id.")
+_BY = click.option("--by", metavar="FIELD=VALUE", help="The instance with this value of a field in also_by, or in search_by.")
+_REASON = click.option("--reason", required=True, metavar="TEXT", help="Why: the journal and the audit keep it.")
+_ACTOR = click.option("--actor", metavar="NAME", help="Who acts; the user of this machine, if it is left out.")
+_VERSION = click.option("--expect-version", type=click.IntRange(min=1), help="Act only on this version of the instance.")
+_DRY_RUN = click.option("--dry-run", is_flag=True, help="Say what would be done, and write nothing.")
+_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 
 
 class _Given(NamedTuple):
     """What each act is given."""
 
-    name: str
+    saga: str
     key: str | None
+    argument: str  #: behind the key; empty: it takes none
     id: str | None
     by: str | None
     reason: str
@@ -36,101 +45,112 @@ class _Given(NamedTuple):
     dry_run: bool
     as_json: bool
 
+    @classmethod
+    def read(cls, words: tuple[str, ...], argument: str = "", **options: Any) -> Self:
+        """Read what a command line has; the argument is what stands behind the key.
 
-def _options(argument: str = "") -> Callable[[F], F]:
-    """Add what each act is given; the other parameters of the command come behind it."""
-    others: list[Callable[[Any], Any]] = [
-        click.option("--id", metavar="ID", help="The instance with this id."),
-        click.option("--by", metavar="FIELD=VALUE", help="The instance with this value of a field in also_by, or in search_by."),
-        click.option("--reason", required=True, metavar="TEXT", help="Why: the journal and the audit keep it."),
-        click.option("--actor", metavar="NAME", help="Who acts; the user of this machine, if it is left out."),
-        click.option("--expect-version", type=click.IntRange(min=1), help="Act only on this version of the instance."),
-        click.option("--dry-run", is_flag=True, help="Say what would be done, and write nothing."),
-        click.option("--json", "as_json", is_flag=True, help="One JSON object."),
-    ]
+        Raises:
+            UsageError: There are too many words, or too few.
+        """
+        is_by_key = options["id"] is None and options["by"] is None
+        wanted = ["SAGA", *["KEY"] * is_by_key, *[argument] * bool(argument)]
+        if len(words) != len(wanted):
+            name = "name the instance once: by its KEY, by --id, or by --by FIELD=VALUE"
+            raise click.UsageError(f"give {' '.join(wanted)}, and {name}")
+        return cls(words[0], words[1] if is_by_key else None, words[-1] if argument else "", **options)
 
-    def decorate(function: F) -> F:
-        @click.pass_context
-        @functools.wraps(function)
-        def command(context: click.Context, /, *args: Any, words: tuple[str, ...], **options: Any) -> Any:
-            name, key, given = _addressed(words, options, argument)
-            common = {each: options.pop(each) for each in _Given._fields if each not in ("name", "key")}
-            extra = {argument: given} if argument else {}
-            return function(context, _Given(name, key, **common), *args, **extra, **options)
-
-        wrapped: Any = command
-        for option in reversed(others):
-            wrapped = option(wrapped)
-        shown = f"SAGA [KEY]{f' {argument.upper()}' if argument else ''}"
-        return click.argument("words", nargs=-1, required=True, metavar=shown)(wrapped)  # type: ignore[no-any-return]
-
-    return decorate
-
-
-def _addressed(words: tuple[str, ...], options: Mapping[str, Any], argument: str) -> tuple[str, str | None, str]:
-    """Return the saga, the key, if one is given, and the last argument of the command."""
-    is_by_key = options["id"] is None and options["by"] is None
-    expected = 1 + is_by_key + bool(argument)
-    if len(words) != expected:
-        named = ["SAGA", *["KEY"] * is_by_key, *[argument.upper()] * bool(argument)]
-        raise click.UsageError(f"give {' '.join(named)}, and name the instance once: by its KEY, by --id, or by --by FIELD=VALUE")
-    return words[0], words[1] if is_by_key else None, words[-1] if argument else ""
+    @property
+    def which(self) -> str:
+        """How the instance is named."""
+        return self.key or self.id or self.by or ""
 
 
 @click.command()
-@_options()
-def pause(context: click.Context, given: _Given) -> None:
+@_WORDS
+@_ID
+@_BY
+@_REASON
+@_ACTOR
+@_VERSION
+@_DRY_RUN
+@_JSON
+@click.pass_context
+def pause(context: click.Context, /, **options: Any) -> None:
     """Have all messages to an instance wait until it is resumed, also timeouts and answers.
 
     At most 100 wait with it; others are redelivered later. A message that is being handled at this moment is handled before, or
-    waits. A pause stops no clock: what is due meanwhile comes when the instance is resumed.
-    """
+    waits. A pause stops no clock: what is due meanwhile comes when the instance is resumed."""
+    given = _Given.read(**options)
     _act(context, given, lambda instance: instance.pause(given.reason, expected_version=given.expect_version))
 
 
 @click.command()
-@_options()
-def resume(context: click.Context, given: _Given) -> None:
+@_WORDS
+@_ID
+@_BY
+@_REASON
+@_ACTOR
+@_VERSION
+@_DRY_RUN
+@_JSON
+@click.pass_context
+def resume(context: click.Context, /, **options: Any) -> None:
     """Have a paused instance go on: the messages that waited are sent, in the order of their arrival."""
+    given = _Given.read(**options)
     _act(context, given, lambda instance: instance.resume(given.reason, expected_version=given.expect_version))
 
 
 @click.command()
-@_options()
+@_WORDS
+@_ID
+@_BY
+@_REASON
+@_ACTOR
+@_VERSION
+@_DRY_RUN
+@_JSON
 @click.option("--leave-undone", is_flag=True, help="End it although something that it has done could be undone.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-def terminate(context: click.Context, given: _Given, leave_undone: bool, yes: bool) -> None:
+@click.pass_context
+def terminate(context: click.Context, /, leave_undone: bool, yes: bool, **options: Any) -> None:
     """End an instance where it stands: none of its steps runs, and its timeouts end with it.
 
-    Whoever waits for its answer is told that it was revoked.
-    """
+    Whoever waits for its answer is told that it was revoked."""
+    given = _Given.read(**options)
     if not (yes or given.dry_run):
-        which = given.key or given.id or given.by or ""
-        click.confirm(f"End {tables.line(given.name)} {tables.line(which)} for good?", abort=True, err=True)
-    _act(
-        context,
-        given,
-        lambda instance: instance.terminate(given.reason, leave_undone=leave_undone, expected_version=given.expect_version),
-    )
+        click.confirm(f"End {tables.line(given.saga)} {tables.line(given.which)} for good?", abort=True, err=True)
+
+    def act(instance: OperatedInstance) -> Done:
+        return instance.terminate(given.reason, leave_undone=leave_undone, expected_version=given.expect_version)
+
+    _act(context, given, act)
 
 
 @click.command()
-@_options()
-@click.option("--set", "values", multiple=True, metavar="PATH=JSON", help="Set a value, such as lines.0.sku='\"x\"'.")
+@_WORDS
+@_ID
+@_BY
+@_REASON
+@_ACTOR
+@_VERSION
+@_DRY_RUN
+@_JSON
+@click.option("--set", "values", multiple=True, metavar="PATH=JSON", help="Set a value, such as lines.0.count=2.")
 @click.option("--unset", "removed", multiple=True, metavar="PATH", help="Remove a value.")
 @click.option("--file", type=click.File("r", encoding="utf-8"), help="Take all fields from a JSON object.")
 @click.option("--edit", is_flag=True, help="Edit the fields as JSON, with $EDITOR.")
+@click.pass_context
 def patch(
-    context: click.Context, given: _Given, values: tuple[str, ...], removed: tuple[str, ...], file: Any, edit: bool
+    context: click.Context, /, values: tuple[str, ...], removed: tuple[str, ...], file: Any, edit: bool, **options: Any
 ) -> None:
     """Change the state of an instance, which must be valid then. The correlation key stays.
 
-    It prints the difference; what is hidden is shown as three dots, and stays as it is where the dots are left.
-    """
+    It prints the difference. What is hidden is shown as three dots, and stays as it is where these are left."""
+    given = _Given.read(**options)
     if [bool(values or removed), file is not None, edit].count(True) != 1:
         raise click.UsageError("give --set and --unset, or --file, or --edit")
     with opened(context) as runtime:
-        saga = saga_named(given.name)
+        saga = saga_named(given.saga)
         hide = functools.partial(redacted, saga, patterns=runtime.settings.hidden)
         change = _change_of(hide, dict(map(_assignment, values)), removed, file)
         try:
@@ -157,47 +177,69 @@ def _change_of(
 
 
 @click.command()
-@_options("name")
-def fire(context: click.Context, given: _Given, name: str) -> None:
+@_WORDS_AND_NAME
+@_ID
+@_BY
+@_REASON
+@_ACTOR
+@_VERSION
+@_DRY_RUN
+@_JSON
+@click.pass_context
+def fire(context: click.Context, /, **options: Any) -> None:
     """Have a timeout, or the deadline of a request, come now: the first time, or again.
 
     It is handled once, however often it comes. Of a series it is the next occurrence. NAME is the name of the timeout, the id of
-    the request, or its task.
-    """
-    _act(context, given, lambda instance: instance.fire(name, given.reason, expected_version=given.expect_version))
+    the request, or its task."""
+    given = _Given.read(argument="NAME", **options)
+    _act(context, given, lambda instance: instance.fire(given.argument, given.reason, expected_version=given.expect_version))
 
 
 @click.command()
-@_options("name")
-def skip(context: click.Context, given: _Given, name: str) -> None:
+@_WORDS_AND_NAME
+@_ID
+@_BY
+@_REASON
+@_ACTOR
+@_VERSION
+@_DRY_RUN
+@_JSON
+@click.pass_context
+def skip(context: click.Context, /, **options: Any) -> None:
     """Have an instance no longer wait for a timeout, or for the answer to a request.
 
-    NAME is the name of the timeout, the id of the request, or its task.
-    """
-    _act(context, given, lambda instance: instance.skip(name, given.reason, expected_version=given.expect_version))
+    NAME is the name of the timeout, the id of the request, or its task."""
+    given = _Given.read(argument="NAME", **options)
+    _act(context, given, lambda instance: instance.skip(given.argument, given.reason, expected_version=given.expect_version))
 
 
 @click.command()
-@_options("request")
+@_WORDS_AND_REQUEST
+@_ID
+@_BY
+@_REASON
+@_ACTOR
+@_VERSION
+@_DRY_RUN
+@_JSON
 @click.option("--value", metavar="JSON", help="The answer.")
 @click.option("--fail", metavar="TEXT", help="Instead, have the request fail, with this text.")
 @click.option("--argument", "arguments", multiple=True, metavar="NAME=JSON", help="What the step takes besides.")
-def answer(
-    context: click.Context, given: _Given, request: str, value: str | None, fail: str | None, arguments: tuple[str, ...]
-) -> None:
+@click.pass_context
+def answer(context: click.Context, /, value: str | None, fail: str | None, arguments: tuple[str, ...], **options: Any) -> None:
     """Answer a request in the place of the task that was asked, whose own answer changes nothing any more.
 
-    REQUEST is its id, or its task.
-    """
+    REQUEST is its id, or its task."""
+    given = _Given.read(argument="REQUEST", **options)
     if (value is None) == (fail is None):
         raise click.UsageError("give --value or --fail")
-    others = dict(map(_assignment, arguments))
+    others, version = dict(map(_assignment, arguments)), given.expect_version
 
     def act(instance: OperatedInstance) -> Done:
         if fail is not None:
-            return instance.fail(request, fail, given.reason, arguments=others, expected_version=given.expect_version)
+            return instance.fail(given.argument, fail, given.reason, arguments=others, expected_version=version)
         sent = _json("--value", value)
-        return instance.answer(request, sent, given.reason, arguments=others, expected_version=given.expect_version)
+        return instance.answer(given.argument, sent, given.reason, arguments=others, expected_version=version)
 
     _act(context, given, act, "answer" if fail is None else "fail")
 
@@ -205,7 +247,7 @@ def answer(
 def _act(context: click.Context, given: _Given, act: Callable[[OperatedInstance], Done], verb: str = "") -> None:
     """Act on the instance that is named, and print what has come of it."""
     with opened(context) as runtime:
-        _print(given, verb or str(context.info_name), act(_instance(runtime, saga_named(given.name), given)))
+        _print(given, verb or str(context.info_name), act(_instance(runtime, saga_named(given.saga), given)))
 
 
 def _instance(runtime: Any, saga: SagaDefinition, given: _Given) -> OperatedInstance:

@@ -1,1 +1,6 @@
-"""What operators see of the instances, and what is said to them: free of the command line, which shows it."""
+"""What operators see of the instances, and what they do to them: free of the command line, which shows it."""
+
+from celery_sagas.engine.acts.acting import Done
+from celery_sagas.operate.operator import OperatedInstance, Operator
+
+__all__ = ["Done", "OperatedInstance", "Operator"]

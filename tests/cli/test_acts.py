@@ -383,6 +383,7 @@ def paused(app: Celery) -> list[Any]:
 class TestAudit:
     def test_who_has_done_what_and_why(self, app: Celery, order: Any) -> None:
         run(app, "pause", "order", "42", "--reason", "INC-1", "--actor", "ann")
+        time.sleep(0.002)
         run(app, "resume", "order", "42", "--reason", "INC-2", "--actor", "bob")
         known = [json.loads(line) for line in run(app, "audit", "--json").output.splitlines()]
         assert [(each["actor"], each["action"], each["reason"]) for each in known] == [
@@ -409,6 +410,7 @@ class TestAudit:
     )
     def test_some(self, app: Celery, order: Any, words: list[str], actions: list[str]) -> None:
         Operator(app, "bob").instance(order, "42").pause("INC-1")
+        time.sleep(0.002)
         Operator(app, "ann").instance(order, "42").fire("delivery", "INC-2")
         time.sleep(0.002)
         known = [json.loads(line) for line in run(app, "audit", "--json", *words).output.splitlines()]
