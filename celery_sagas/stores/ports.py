@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from celery_sagas.errors import ConfigurationError, StoreError
 from celery_sagas.stores.aggregates import AggregateStore, Buffers
 from celery_sagas.stores.audit import Audit
+from celery_sagas.stores.health import Remark
 from celery_sagas.stores.instances import Instances
 from celery_sagas.stores.optional import NOT_AUDITED, NOT_KEPT, NOT_LISTED, is_set
 from celery_sagas.stores.records import (
@@ -282,6 +283,10 @@ class Journal(ABC):
     def purge(self, older_than_ms: int, limit: int) -> int:
         """Remove at most ``limit`` entries that are older, by the store's clock, than this age; return how many."""
 
+    def oldest_at(self) -> int:
+        """Return the time of the oldest entry, about; 0 if there is none, or if the journal does not know, as this one."""
+        return 0
+
 
 class Deliveries(ABC):
     """Counts of redeliveries, which reveal a message that ends its worker each time."""
@@ -386,6 +391,19 @@ class Backend(ABC):
             ConfigurationError: It cannot be used; the text names what to set.
             StoreUnavailable: It cannot be reached.
         """
+
+    def health(self) -> Sequence[Remark]:
+        """Look at the server and at the layout of what is stored, and return what operators should know; write nothing.
+
+        What ``prepare`` would refuse is a remark of the level ``FAIL``. If nothing is stored yet, or if this code cannot run on
+        what is, there is a remark of the subject ``LAYOUT``, and no port is to be called: it might begin to store something. A
+        backend that knows nothing of itself returns nothing, as this method does.
+
+        Raises:
+            ConfigurationError: The server cannot be used; the text names what to set.
+            StoreUnavailable: It cannot be reached.
+        """
+        return ()
 
     def many(self, operations: Sequence[Operation]) -> list[Any]:
         """Perform the operations of several messages, in as few round trips as the backend allows.

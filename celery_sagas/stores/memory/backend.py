@@ -4,6 +4,7 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from celery_sagas.errors import ConfigurationError, UnsafeBackend
+from celery_sagas.stores.health import Level, Remark, Subject
 from celery_sagas.stores.memory.aggregates import MemoryAggregateStore, MemoryBuffers
 from celery_sagas.stores.memory.audit import MemoryAudit
 from celery_sagas.stores.memory.dead_letters import MemoryDeadLetters
@@ -58,6 +59,10 @@ class MemoryBackend(Backend):
                 "Set saga_backend to an SQL database, or run the worker with --pool=threads or --pool=solo",
             )
         return []
+
+    def health(self) -> Sequence[Remark]:
+        sentence = "this is one process's memory: it ends with the process, and no other process sees what is stored"
+        return [Remark(Subject.SAFETY, Level.WARN, sentence, "Set saga_backend to an SQL database, or to Redis")]
 
     def note_app(self, name: str) -> str:
         with self._state.lock:

@@ -42,6 +42,10 @@ class MemoryJournal(MemoryStore, Journal):
                 del self._state.journal[handling]
             return len(purged)
 
+    def oldest_at(self) -> int:
+        with self._state.lock:
+            return min((entry.at for entry in self._state.journal.values()), default=0)
+
     def _entries(self, names: Sequence[str], key: str) -> list[Entry]:
         return [entry for entry in self._state.journal.values() if entry.saga in names and entry.key == key]
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from celery_sagas.errors import StoreUnavailable
+from celery_sagas.stores.health import Remark
 from celery_sagas.stores.ports import Backend, Operation
 from celery_sagas.stores.redis.aggregators.aggregates import RedisAggregateStore
 from celery_sagas.stores.redis.aggregators.buffers import RedisBuffers
@@ -17,6 +18,7 @@ from celery_sagas.stores.redis.connection.options import Options, read_options
 from celery_sagas.stores.redis.connection.sentinel import master_of
 from celery_sagas.stores.redis.dead_letters import RedisDeadLetters
 from celery_sagas.stores.redis.deliveries import RedisDeliveries
+from celery_sagas.stores.redis.health import health_of
 from celery_sagas.stores.redis.instances import RedisInstances
 from celery_sagas.stores.redis.journal import RedisJournal
 from celery_sagas.stores.redis.many import Operations
@@ -85,6 +87,12 @@ class RedisBackend(Backend):
             refusal = self.client.errors.as_configuration(exc)
             if refusal is not exc:
                 raise refusal from exc.__cause__
+
+    def health(self) -> Sequence[Remark]:
+        try:
+            return health_of(self.client, self._kind, self.options, self._placement)
+        except StoreUnavailable as exc:
+            raise self.client.errors.as_configuration(exc) from exc.__cause__
 
     def many(self, operations: Sequence[Operation]) -> list[Any]:
         return self._operations.perform(operations)

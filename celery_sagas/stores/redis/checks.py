@@ -24,8 +24,7 @@ def check_servers(client: Client, kind: Topology, options: Options) -> tuple[lis
     """
     warnings, unsafe = [], None
     snapshots = _snapshots(client)
-    for name, reply in client.on_masters("INFO").items():
-        info = _read(reply)
+    for name, info in infos_of(client).items():
         _check_mode(name, info, kind)
         _check_version(name, info)
         _check_role(name, info)
@@ -34,6 +33,11 @@ def check_servers(client: Client, kind: Topology, options: Options) -> tuple[lis
     if kind is Topology.CLUSTER and options.shards == 1:
         warnings.append('Everything lives on one node of the cluster: {"shards": n} in saga_backend_options spreads it.')
     return warnings, unsafe
+
+
+def infos_of(client: Client) -> dict[str, dict[str, str]]:
+    """Return what each master says of itself, by its name as it may be shown."""
+    return {name: _read(reply) for name, reply in client.on_masters("INFO").items()}
 
 
 def _read(reply: bytes) -> dict[str, str]:

@@ -23,6 +23,7 @@ _PURGED_AT_ONCE: Final = 200
 
 _BEGAN: Final = load("journal_began")
 _HISTORY: Final = load("journal_history")
+_OLDEST: Final = load("journal_oldest")
 _OUTCOME_OF: Final = load("journal_outcome_of")
 _PURGE: Final = load("journal_purge")
 _RECENT: Final = load("journal_recent")
@@ -77,6 +78,11 @@ class RedisJournal(RedisStore, Journal):
             keys, args = (shard.journal, shard.order, shard.heads, shard.completed), [self._now(), older_than_ms]
             purged += self._purge(_PURGE, shard.tag, keys, args, limit=limit - purged, at_once=_PURGED_AT_ONCE)
         return purged
+
+    def oldest_at(self) -> int:
+        self._placement.check()
+        found = [self._client.run(_OLDEST, [shard.journal, shard.order], []) for shard in self._placement.shards]
+        return min(filter(None, found), default=0)
 
     def _newest(self, shard: Shard, saga: str, key: str, limit: int) -> list[Entry]:
         """Return at least the newest ``limit`` entries: all that are of the time of the last one."""

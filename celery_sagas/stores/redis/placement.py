@@ -67,6 +67,17 @@ class Placement:
             self._check_layout(stored)
         self._registered_at = losses
 
+    def look(self) -> bool:
+        """Return whether a layout is registered; register none.
+
+        Raises:
+            ConfigurationError: It is one on which this code cannot run.
+        """
+        stored = self._register("")
+        if stored:
+            self._check_layout(stored)
+        return bool(stored)
+
     def migrate(self) -> int:
         """Register this layout in the place of an earlier one; return the version of that, or 0 if this one was registered.
 

@@ -5,6 +5,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from celery_sagas.errors import ConfigurationError, StoreError, StoreUnavailable, UnsafeBackend
+from celery_sagas.stores.health import Remark
 from celery_sagas.stores.operations import Delete, Find, Insert, Update, Write
 from celery_sagas.stores.ports import Backend, Operation
 from celery_sagas.stores.sql.aggregators.aggregates import SqlAggregateStore
@@ -17,6 +18,7 @@ from celery_sagas.stores.sql.connection.errors import Fault
 from celery_sagas.stores.sql.connection.location import locate
 from celery_sagas.stores.sql.dead_letters import SqlDeadLetters
 from celery_sagas.stores.sql.deliveries import SqlDeliveries
+from celery_sagas.stores.sql.health import health_of
 from celery_sagas.stores.sql.identity import identity_of
 from celery_sagas.stores.sql.instances import SqlInstances
 from celery_sagas.stores.sql.journal import SqlJournal
@@ -80,6 +82,9 @@ class SqlBackend(Backend):
                 "Let saga_backend name a file (sqlite:////path/to/file), or run the worker with --pool=threads or --pool=solo",
             )
         return warnings
+
+    def health(self) -> Sequence[Remark]:
+        return health_of(self.database)
 
     def many(self, operations: Sequence[Operation]) -> list[Any]:
         finds = {number: each for number, each in enumerate(operations) if isinstance(each, Find)}

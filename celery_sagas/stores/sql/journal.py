@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sqlalchemy import BigInteger, BindParameter, ColumnElement, Integer, Select, and_, bindparam, or_, select
+from sqlalchemy import BigInteger, BindParameter, ColumnElement, Integer, Select, and_, bindparam, func, or_, select
 from sqlalchemy import literal_column as literal
 
 from celery_sagas.stores.ports import Journal
@@ -52,6 +52,9 @@ class SqlJournal(Journal):
 
     def purge(self, older_than_ms: int, limit: int) -> int:
         return purge(self._database, journal.c.at, older_than_ms, limit)
+
+    def oldest_at(self) -> int:
+        return int(self._database.fetch(_oldest, (), {})[0][0] or 0)
 
     def _end(self, place: EntryPlace, count: int) -> EntryPlace | None:
         """Return the place of the last of so many entries behind a place; ``None`` if there are fewer."""
@@ -119,6 +122,10 @@ def _is_within() -> list[ColumnElement[bool]]:
 
 def _order(columns: Any) -> list[ColumnElement[Any]]:
     return [columns[name].desc() for name in EntryPlace._fields]
+
+
+def _oldest() -> Select[Any]:
+    return select(func.min(journal.c.at)).where(journal.c.prefix == PREFIX, has_time(journal.c.at))
 
 
 def _began(names: int) -> Select[Any]:

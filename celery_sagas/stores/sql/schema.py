@@ -29,12 +29,12 @@ def prepare_schema(connection: Connection, database: Database, *, create: bool) 
             schema is missing, and this user may not create it.
     """
     names, shown = database.names, database.location.shown
-    is_complete, stored = _look_at(connection, names)
+    is_complete, stored = look_at(connection, names)
     if create and stored in (None, LAYOUT) and not is_complete:
         with locked(connection, database.dialect):
             _create_schema(connection, database)
             _create_missing(connection, names)
-        is_complete, stored = _look_at(connection, names)
+        is_complete, stored = look_at(connection, names)
     if stored is None or (stored == LAYOUT and not is_complete):
         raise ConfigurationError(
             f"the {names.shown} are missing in {shown}",
@@ -60,7 +60,7 @@ def refusal_of(stored: Layout, database: Database) -> ConfigurationError | None:
     return ConfigurationError(problem, remedy)
 
 
-def _look_at(connection: Connection, names: Names) -> tuple[bool, Layout | None]:
+def look_at(connection: Connection, names: Names) -> tuple[bool, Layout | None]:
     """Return whether the tables exist, and their layout: in this order, since another process may create them in between."""
     is_complete = _is_complete(connection, names)
     return is_complete, stored_layout(connection, names)

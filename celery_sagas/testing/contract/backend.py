@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from celery_sagas.errors import ConfigurationError
+from celery_sagas.stores.health import Subject
 from celery_sagas.stores.ports import Backend
 from celery_sagas.testing.batches import HOURLY, add, flush
 from celery_sagas.testing.clock import Clock
@@ -65,6 +66,13 @@ class BackendContract(ManyContract):
         with nothing_written(backend):
             backend.prepare(create_schema=True, processes=1)
             backend.prepare(create_schema=False, processes=1)
+
+    def test_health_changes_nothing(self, backend: Backend) -> None:
+        """There may be nothing to say: the store's own tests check the texts."""
+        start(backend, "42", outgoing(), keys=T1)
+        with nothing_written(backend):
+            remarks = backend.health()
+        assert not any(remark.subject is Subject.LAYOUT for remark in remarks)
 
     def test_many_workers_prepare_at_once(self, open_backend: OpenBackend, prefix: str) -> None:
         workers = [open_backend(prefix) for _ in range(4)]

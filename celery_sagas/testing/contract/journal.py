@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
 
-from celery_sagas.stores.ports import Backend
+from celery_sagas.stores.ports import Backend, Journal
 from celery_sagas.stores.records import Entries, Entry
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.contract.fixtures import OpenBackend, StoreFixtures
@@ -65,6 +65,19 @@ class JournalContract(StoreFixtures):
         assert handled(backend, line) in backend.journal.history(NAMES, "42", 9)
         assert [each.outcome for each in backend.journal.history(NAMES, "42", 9)] == ["started", "failed"]
         assert backend.journal.outcome_of(NAMES, "42") is None
+
+    def test_time_of_the_oldest_entry(self, backend: Backend, clock: Clock) -> None:
+        """A journal that does not know it returns 0."""
+        assert backend.journal.oldest_at() == 0
+        oldest = handled(backend, send(backend))
+        clock.advance(HOUR)
+        newest = handled(backend, send(backend))
+        assert oldest is not None
+        assert newest is not None
+        knows = type(backend.journal).oldest_at is not Journal.oldest_at
+        assert backend.journal.oldest_at() == (oldest.at if knows else 0)
+        backend.journal.purge(HOUR // 2, 9)
+        assert backend.journal.oldest_at() == (newest.at if knows else 0)
 
     def test_newest_outcome_counts(self, backend: Backend, clock: Clock) -> None:
         complete(backend, start(backend))

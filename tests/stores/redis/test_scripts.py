@@ -350,6 +350,11 @@ def _remove_dead_letter(backend: RedisBackend) -> None:
     backend.dead.remove(gone.id)
 
 
+def _look_for_the_oldest_entry(backend: RedisBackend) -> None:
+    send(backend)
+    assert backend.journal.oldest_at()
+
+
 def _register(backend: RedisBackend) -> None:
     Placement(backend.client, "elsewhere-" + entry().attempt, shards=3).of_lookup(by_key())
 
@@ -386,6 +391,7 @@ PLAYS: tuple[Play, ...] = (
     _history,
     _began,
     _recent,
+    _look_for_the_oldest_entry,
     _purge,
     _insert_audited,
     _update_audited,

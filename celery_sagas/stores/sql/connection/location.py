@@ -44,10 +44,20 @@ class SqlLocation:
     @property
     def missing_folder(self) -> str:
         """The folder of an SQLite file, if it does not exist; else empty."""
+        file = self._file
+        return str(file.parent) if file and not file.parent.is_dir() else ""
+
+    @property
+    def is_missing_file(self) -> bool:
+        """Whether this is an SQLite file that does not exist: connecting would make it."""
+        return self._file is not None and not self._file.exists()
+
+    @property
+    def _file(self) -> Path | None:
+        """The SQLite file, if this is one that is named by its path."""
         database = self.url.database or ""
         is_file = self.url.get_backend_name() == "sqlite" and not self.in_memory and not database.startswith("file:")
-        folder = Path(database).absolute().parent
-        return str(folder) if is_file and not folder.is_dir() else ""
+        return Path(database).absolute() if is_file else None
 
     def hide_secrets(self, text: str) -> str:
         """Replace the URL's secrets, should a driver have repeated one in its text."""
