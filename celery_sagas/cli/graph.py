@@ -1,29 +1,24 @@
 """``celery sagas graph``: the graph of a saga, in several formats, and what an instance has to do with its steps."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import click
-from celery import Task
-from celery.canvas import Signature
-from celery.exceptions import NotRegistered
-from celery.local import Proxy
 
 from celery_sagas.cli import tables
 from celery_sagas.cli.app import defined, opened, saga_named
 from celery_sagas.core.graph.checks import warnings_of
-from celery_sagas.core.graph.code import Vocabulary
 from celery_sagas.core.graph.drawing import dot, drawing_of, mermaid, text
 from celery_sagas.core.graph.marks import Marks, awaited_steps, marks_of
-from celery_sagas.core.graph.model import SagaGraph, graph_of
+from celery_sagas.core.graph.model import SagaGraph
 from celery_sagas.core.registry import registry
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.instance import lookup_in, pending_of
 from celery_sagas.engine.outcomes import Kind
 from celery_sagas.errors import NewerState, UnreadableState
+from celery_sagas.operate.graphs import registered_graph
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import KEY, Record
-from celery_sagas.worker.events import publish
 
 #: What each format makes of a graph, perhaps with marks.
 FORMATS: Final[Mapping[str, Callable[[SagaGraph, Marks | None], str]]] = {
@@ -70,15 +65,6 @@ def print_graphs(sagas: Sequence[SagaDefinition], form: str, marks: Callable[[Sa
         click.echo(f"Warning: {warning}", err=True)
 
 
-def registered_graph(saga: SagaDefinition) -> SagaGraph:
-    """Return the graph of a saga and of the steps that are registered for it.
-
-    Raises:
-        DefinitionError: The saga, or a step, is declared wrongly.
-    """
-    return graph_of(saga, registry.steps_of(saga), Vocabulary(_task_name, publish))
-
-
 def _marks(graph: SagaGraph, backend: Backend, saga: SagaDefinition, key: str) -> Marks:
     """Return the marks for the newest instance with a key, which may have ended."""
     record = backend.sagas.find(lookup_in(saga, KEY, key)).record
@@ -97,16 +83,3 @@ def _awaited(record: Record) -> Iterator[str]:
     except (NewerState, UnreadableState) as exc:
         why = "newer code has written it" if isinstance(exc, NewerState) else "its pending map is damaged"
         click.echo(f"Warning: what the instance waits for is not marked: {why}", err=True)
-
-
-def _task_name(value: Any) -> str | None:
-    """Return the name of a task, which may be a proxy, or of a signature's task; ``None`` for anything else."""
-    if issubclass(type(value), Signature):
-        return str(value.task)
-    if not issubclass(type(value), Task | Proxy):
-        return None
-    try:
-        name = getattr(value, "name", None) if isinstance(value, Task) else None
-    except NotRegistered:
-        return None
-    return name if isinstance(name, str) else None

@@ -83,6 +83,11 @@ def setting_of(saga: SagaDefinition) -> str:
     return "saga_backend" if saga.backend is None else f'saga_backends["{saga.backend}"]["backend"]'
 
 
+def retention_s(settings: Settings, backend: Backend) -> float:
+    """Return how long a backend remembers handled messages. Seconds."""
+    return settings.journal_retention or backend.journal_retention_s
+
+
 def prepare_backend(backend: Backend, settings: Settings, processes: int) -> None:
     """Prepare a backend according to the settings; see ``Runtime.prepare``."""
     try:

@@ -1,7 +1,6 @@
 """The resources of an app for handling messages, made once in each process and dropped after a fork."""
 
 import logging
-import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +18,6 @@ from celery_sagas.core.registry import registry
 from celery_sagas.core.requests.requests import Request
 from celery_sagas.core.requests.views import MemberOutcomes
 from celery_sagas.core.saga import SagaDefinition
-from celery_sagas.core.step import StepDefinition
 from celery_sagas.engine.commit import WorkTerms
 from celery_sagas.engine.handling import Services
 from celery_sagas.engine.outbox.dispatch import Dispatcher
@@ -28,11 +26,11 @@ from celery_sagas.engine.requests.gathering import Gathering
 from celery_sagas.errors import ConfigurationError
 from celery_sagas.forks import WORK
 from celery_sagas.settings import is_default_backend, read_settings
-from celery_sagas.stores.optional import no_aggregators, no_instances
-from celery_sagas.stores.ports import Backend, shared_of
+from celery_sagas.stores.ports import Backend
 from celery_sagas.worker.asking.undo import UndoOutcomes
-from celery_sagas.worker.backends import Backends, open_backends, prepare_backend, setting_of
+from celery_sagas.worker.backends import Backends, open_backends, prepare_backend, retention_s
 from celery_sagas.worker.celery_internals import is_stand_in, longest_redelivery_s, other_apps
+from celery_sagas.worker.checks import check_definitions
 from celery_sagas.worker.deferred import DeferredSignatures
 from celery_sagas.worker.publishing import open_publisher
 from celery_sagas.worker.publishing.publisher import ConfirmedPublisher, EagerPublisher
@@ -146,7 +144,7 @@ class Runtime:
 
     def retention_s(self, backend: Backend) -> float:
         """Return how long a backend remembers handled messages. Seconds."""
-        return self.settings.journal_retention or backend.journal_retention_s
+        return retention_s(self.settings, backend)
 
     def rules_named(self, name: str) -> Rules:
         """Return the rules of an aggregator for its store, even if this app does not define it.
@@ -183,47 +181,9 @@ class Runtime:
             ConfigurationError: One cannot be used, or cannot keep the promise; or a saga names one that the settings do not have.
             StoreUnavailable: One cannot be reached.
         """
-        if registry.aggregators and not self.batches.has_aggregators:
-            raise no_aggregators(self.batches.url, f"the items of {', '.join(sorted(registry.aggregators))}")
-        self._check_kept_states()
-        self._check_listed()
-        self._check_transactions()
+        check_definitions(self.settings, self.backends)
         for backend in self.backends:
             prepare_backend(backend, self.settings, processes)
-
-    def _check_kept_states(self) -> None:
-        """Refuse a journal that forgets a final state before its saga says so."""
-        for saga in registry.sagas.values():
-            retention_s = self.retention_s(self.backends.of(saga))
-            if saga.keep_ms is not None and saga.keep_ms > retention_s * 1000:
-                keep_s = math.ceil(saga.keep_ms / 1000)
-                name = saga.cls.__qualname__
-                problem = f"{name} keeps final states for {keep_s} s, and the journal its entries for {retention_s:g} s"
-                raise ConfigurationError(problem, f"Set saga_journal_retention to at least {keep_s}, or shorten keep=")
-
-    def _check_listed(self) -> None:
-        """Refuse sagas that are to be listed where the backend lists none."""
-        for saga in registry.sagas.values():
-            backend = self.backends.of(saga)
-            if saga.search_properties and not backend.has_instances:
-                raise no_instances(backend.url, f"the instances of {saga.cls.__qualname__}, which has search_by=,")
-
-    def _check_transactions(self) -> None:
-        """Refuse steps and aggregators whose transactions their backend does not share, and an outbox that shares none."""
-        declared: list[tuple[StepDefinition | AggregatorDefinition, Backend, str]] = [
-            *((step, self.backends.of(step.saga), setting_of(step.saga)) for step in registry.steps.values()),
-            *((each, self.batches, "saga_aggregator_backend, or saga_backend,") for each in registry.aggregators.values()),
-        ]
-        for definition, backend, setting in declared:
-            kind = definition.transaction
-            if kind is None:
-                continue
-            try:
-                shared_of(backend, setting, *([f"django://{kind}"] if isinstance(kind, str) else [])).check(kind)
-            except ConfigurationError as exc:
-                raise ConfigurationError(f"{definition.name} has transaction=, but {exc.problem}", exc.remedy) from exc
-        if self.settings.outbox_backend is not None:
-            shared_of(self.outbox, "saga_outbox_backend")
 
     def close(self) -> None:
         """Close every connection."""

@@ -1,0 +1,36 @@
+"""The graphs of the sagas that an app has registered, and what Celery's objects are called in them."""
+
+from typing import Any
+
+from celery import Task
+from celery.canvas import Signature
+from celery.exceptions import NotRegistered
+from celery.local import Proxy
+
+from celery_sagas.core.graph.code import Vocabulary
+from celery_sagas.core.graph.model import SagaGraph, graph_of
+from celery_sagas.core.registry import registry
+from celery_sagas.core.saga import SagaDefinition
+from celery_sagas.worker.events import publish
+
+
+def registered_graph(saga: SagaDefinition) -> SagaGraph:
+    """Return the graph of a saga and of the steps that are registered for it.
+
+    Raises:
+        DefinitionError: The saga, or a step, is declared wrongly.
+    """
+    return graph_of(saga, registry.steps_of(saga), Vocabulary(_task_name, publish))
+
+
+def _task_name(value: Any) -> str | None:
+    """Return the name of a task, which may be a proxy, or of a signature's task; ``None`` for anything else."""
+    if issubclass(type(value), Signature):
+        return str(value.task)
+    if not issubclass(type(value), Task | Proxy):
+        return None
+    try:
+        name = getattr(value, "name", None) if isinstance(value, Task) else None
+    except NotRegistered:
+        return None
+    return name if isinstance(name, str) else None
