@@ -412,9 +412,10 @@ def commands() -> Iterator[str]:
             for mark in node.decorator_list if isinstance(node, Function) else ():
                 if isinstance(mark, ast.Call) and isinstance(mark.func, ast.Attribute) and mark.func.attr == "command":
                     yield from command(of, node, mark)
-    yield "### `celery inspect sagas_relay`"
-    yield code("celery -A proj inspect sagas_relay [--json]", "console")
-    yield markdown(docstring(require(f"{PACKAGE}.worker.process.control", "sagas_relay").node))
+    for name in ("sagas_code", "sagas_relay"):
+        yield f"### `celery inspect {name}`"
+        yield code(f"celery -A proj inspect {name} [--json]", "console")
+        yield markdown(docstring(require(f"{PACKAGE}.worker.process.control", name).node))
 
 
 def command(of: Source, node: Function, mark: Any) -> Iterator[str]:

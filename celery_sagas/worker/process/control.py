@@ -1,15 +1,19 @@
-"""``celery -A proj inspect sagas_relay``: the totals of the workers' relays, and the number of dead letters in the store.
+"""``celery -A proj inspect sagas_relay`` and ``inspect sagas_code``: what the workers' relays do, and which code runs there.
 
 A worker answers in its main process, where its relay runs.
 """
 
+import time
 from functools import partial
+from importlib.metadata import version
 from typing import Any
 
 from celery import Celery
 from celery.worker.control import inspect_command
 
+from celery_sagas.core.registry import registry
 from celery_sagas.errors import SagaError
+from celery_sagas.settings import read_settings
 from celery_sagas.worker.backends import default_file, has_backend
 from celery_sagas.worker.process.relay import relay_of
 from celery_sagas.worker.runtime import main_process_backends, within
@@ -25,6 +29,23 @@ def sagas_relay(state: Any, **_: Any) -> dict[str, Any]:
     shown = {"running": False} if relay is None else relay.shown()
     may_have_dead_letters = has_backend(state.app) or default_file().exists()
     return {**shown, **_count_dead_letters(state.app)} if may_have_dead_letters else shown
+
+
+@inspect_command()  # type: ignore[untyped-decorator,unused-ignore]
+def sagas_code(state: Any, **_: Any) -> dict[str, Any]:
+    """Return the version of celery-sagas, the schema version and the steps of each saga, the saga_prefix, and the time."""
+    return {**code_here(), "prefix": read_settings(state.app.conf).prefix, "time": time.time()}
+
+
+def code_here() -> dict[str, Any]:
+    """Return which code this process has, as JSON values."""
+    return {
+        "version": version("celery-sagas"),
+        "sagas": {
+            name: {"schema_version": saga.schema_version, "steps": sorted(step.name for step in registry.steps_of(saga))}
+            for name, saga in sorted(registry.sagas.items())
+        },
+    }
 
 
 def _count_dead_letters(app: Celery) -> dict[str, Any]:
