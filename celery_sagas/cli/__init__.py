@@ -8,6 +8,7 @@ from celery_sagas.cli.aggregates import aggregates
 from celery_sagas.cli.audit import audit
 from celery_sagas.cli.dead import dead
 from celery_sagas.cli.describe import describe
+from celery_sagas.cli.doctor import doctor
 from celery_sagas.cli.export import export
 from celery_sagas.cli.graph import graph
 from celery_sagas.cli.listing import list_instances
@@ -38,6 +39,7 @@ sagas.add_command(aggregates)
 sagas.add_command(audit)
 sagas.add_command(dead)
 sagas.add_command(describe)
+sagas.add_command(doctor)
 sagas.add_command(export)
 sagas.add_command(graph)
 sagas.add_command(list_instances)
