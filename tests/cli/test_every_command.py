@@ -21,6 +21,16 @@ def test_wrong_setting(app: Celery, words: list[str]) -> None:
     assert "Error: unknown setting saga_unknown" in result.output
 
 
+def test_wrong_setting_is_one_of_several_findings(app: Celery) -> None:
+    """The doctor goes on with what the setting does not hide."""
+    app.conf.saga_unknown = 1
+    result = run(app, "doctor", "--static")
+
+    assert result.exit_code == 3
+    assert "FAIL  D01  No worker starts: unknown setting saga_unknown." in result.output
+    assert "OK    D03" in result.output
+
+
 @pytest.mark.parametrize(
     "words", [["activity"], ["aggregates", "list"], ["dead", "list"], ["show", "order", "1"], ["stuck"]], ids=" ".join
 )

@@ -29,7 +29,7 @@ def diagnose(app: Celery, *, is_live: bool = True) -> Iterator[Finding]:
     refusals = imported(app)
     answer = opened(app)
     if not isinstance(answer[0], Settings):
-        yield from apply(configuration.RULES, read_configuration(app, [*refusals, answer], None, None))
+        yield from apply(configuration.RULES, read_configuration(app, list(dict.fromkeys([*refusals, answer])), None, None))
         return
     settings, backends = answer
     try:

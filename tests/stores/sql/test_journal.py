@@ -9,7 +9,7 @@ from sqlalchemy import Integer
 from celery_sagas.stores.sql.backend import SqlBackend
 from celery_sagas.stores.sql.connection.bulk import insert_rows
 from celery_sagas.stores.sql.connection.statements import Build, Shape, Values
-from celery_sagas.stores.sql.journal import _began, _end, _recent
+from celery_sagas.stores.sql.journal import _began, _end, _oldest, _recent
 from celery_sagas.stores.sql.tables import journal
 from tests.stores.sql.watching import explained, observed
 
@@ -27,6 +27,12 @@ _BETWEEN: Mapping[str, str] = {
     "mysql": r"'range', 'saga_journal_at', 'saga_journal_at', '266', none, '\d+', 'using where'\)",
     "sqlite": r"saga_journal_at \(prefix=\? and at>\? and at<\?\).* temp b-tree for right part of order by",
 }
+#: That one entry of the index is read.
+_FIRST_OF_INDEX: Mapping[str, str] = {
+    "postgresql": r"(limit|^\[\('aggregate) .*index only scan using saga_journal_at .* rows=\d+ ",  # no limit where it is empty
+    "mysql": r"select tables optimized away|no matching min/max row",
+    "sqlite": r"search saga_journal using covering index saga_journal_at \(prefix=\? and at>\?\)",
+}
 #: The middle of them.
 _PLACE: Values = {"at": ENTRIES // 6, "message_id": "m", "step": "s"}
 _FIRST: Values = {**_PLACE, "at": 2**62}
@@ -41,6 +47,12 @@ def test_beginnings(sql: SqlBackend) -> None:
     values = statement.bind({"within": 1_000, "limit": 10, "saga_0": "order"})
     plan = explained(sql, statement.text, values, in_transaction=False).lower()
     assert "saga_journal_at" in plan
+
+
+def test_oldest_entry(own: SqlBackend) -> None:
+    """It is the first one of the index, however many follow."""
+    for plan in _plans(own, _oldest, (), {}):
+        assert re.search(_FIRST_OF_INDEX[own.database.name], plan), plan
 
 
 class TestRecent:
