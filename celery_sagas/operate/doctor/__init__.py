@@ -11,7 +11,7 @@ from celery import Celery
 from celery_sagas.operate.doctor import configuration, stores, workers
 from celery_sagas.operate.doctor.asking import read_workers
 from celery_sagas.operate.doctor.facts import Broker, Finding, Workers, apply
-from celery_sagas.operate.doctor.reading import imported, opened, read_broker, read_configuration, read_store
+from celery_sagas.operate.doctor.reading import open_app, read_broker, read_configuration, read_store
 from celery_sagas.settings import Settings
 from celery_sagas.stores.health import Level
 from celery_sagas.worker.backends import Backends
@@ -26,18 +26,14 @@ def diagnose(app: Celery, *, is_live: bool = True) -> Iterator[Finding]:
         app: Its modules are imported.
         is_live: Whether its broker, its workers and its backends are asked, too.
     """
-    refusals = imported(app)
-    answer = opened(app)
-    if not isinstance(answer[0], Settings):
-        yield from apply(configuration.RULES, read_configuration(app, list(dict.fromkeys([*refusals, answer])), None, None))
-        return
-    settings, backends = answer
+    opened = open_app(app)
     try:
-        yield from apply(configuration.RULES, read_configuration(app, refusals, settings, backends))
-        if is_live:
-            yield from _live(app, settings, backends)
+        yield from apply(configuration.RULES, read_configuration(app, opened))
+        if is_live and opened.settings is not None and opened.backends is not None:
+            yield from _live(app, opened.settings, opened.backends)
     finally:
-        backends.close()
+        if opened.backends is not None:
+            opened.backends.close()
 
 
 def _live(app: Celery, settings: Settings, backends: Backends) -> Iterator[Finding]:

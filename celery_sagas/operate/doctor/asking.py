@@ -33,7 +33,7 @@ def read_workers(app: Celery, settings: Settings) -> Workers:
     relays, queues = (_ask(app, "sagas_relay", list(codes)), _ask(app, "active_queues")) if codes else ({}, {})
     now_ms = time.time_ns() // 1_000_000
     workers = [_worker(name, answer, relays.get(name), (before, after, now_ms)) for name, answer in sorted(codes.items())]
-    consumed = frozenset(str(_get(queue, "name")) for answer in queues.values() for queue in _list(answer))
+    consumed = frozenset(str(_get(queue, "name")) for answer in queues.values() for queue in _list(answer)) if queues else None
     others = len(answers) - len(workers)
     return Workers(here, workers, others, True, settings.relay, interval_ms, consumed, _wanted(app))
 

@@ -134,7 +134,7 @@ class Workers:
     can_be_asked: bool = True  #: whether the broker passes on questions
     has_relays: bool = True  #: the setting ``saga_relay``
     interval_ms: int = 1_000  #: between two sweeps
-    consumed: frozenset[str] = frozenset()  #: the queues
+    consumed: frozenset[str] | None = None  #: the queues; ``None``: no worker has said so
     wanted: Mapping[str, Sequence[str]] = field(default_factory=dict)  #: by queue: the tasks whose messages go there
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import islice
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple
 
 from celery import Celery
 
@@ -32,8 +32,6 @@ from celery_sagas.worker.publishing import open_publisher
 from celery_sagas.worker.publishing.publisher import ConfirmedPublisher
 from celery_sagas.worker.runtime import refuse_stand_in, within
 
-T = TypeVar("T")
-
 #: RabbitMQ's ``consumer_timeout``, unless its configuration says otherwise. Seconds.
 _CONSUMER_TIMEOUT_S: Final = 1_800.0
 #: How long the broker may take to answer. Seconds.
@@ -44,27 +42,39 @@ _ROWS: Final = 5_000
 _INSTANCES: Final = MOST
 
 
-def imported(app: Celery) -> list[tuple[str, str]]:
-    """Import what an app defines; return why that is refused, as problem and remedy."""
-    try:
-        app.loader.import_default_modules()
-        app.finalize()
-        definitions: list[StepDefinition | AggregatorDefinition] = [*registry.steps.values(), *registry.aggregators.values()]
-        for definition in definitions:
-            definition.resolve()
-    except SagaError as exc:
-        return [_refusal(exc)]
-    return []
+class Opened(NamedTuple):
+    """An app whose modules are imported, and whose backends are open; nothing is connected."""
+
+    refusals: Sequence[tuple[str, str]]  #: why a worker would not start, as far as it is known: problem and remedy
+    settings: Settings | None  #: ``None``: they are refused
+    backends: Backends | None
 
 
-def opened(app: Celery) -> tuple[Settings, Backends] | tuple[str, str]:
-    """Open the backends of an app without a connection; or return why its settings are refused, as problem and remedy."""
+def open_app(app: Celery) -> Opened:
+    """Import what an app defines, and open what its settings name; what is refused is told."""
+    refusals = list(filter(None, [_refused(partial(_import, app)), _refused(partial(refuse_stand_in, app))]))
     try:
-        refuse_stand_in(app)
         settings = read_settings(app.conf)
-        return settings, open_backends(app, settings)
+        return Opened(refusals, settings, open_backends(app, settings))
+    except SagaError as exc:
+        return Opened(list(dict.fromkeys([*refusals, _refusal(exc)])), None, None)
+
+
+def _import(app: Celery) -> None:
+    app.loader.import_default_modules()
+    app.finalize()
+    definitions: list[StepDefinition | AggregatorDefinition] = [*registry.steps.values(), *registry.aggregators.values()]
+    for definition in definitions:
+        definition.resolve()
+
+
+def _refused(check: Callable[[], object]) -> tuple[str, str] | None:
+    """Return what is refused, as problem and remedy."""
+    try:
+        check()
     except SagaError as exc:
         return _refusal(exc)
+    return None
 
 
 def _refusal(error: SagaError) -> tuple[str, str]:
@@ -73,41 +83,43 @@ def _refusal(error: SagaError) -> tuple[str, str]:
     return (f"{error.subject}: {error.problem}", error.remedy) if isinstance(error, DefinitionError) else (str(error), "")
 
 
-def read_configuration(
-    app: Celery, refusals: Sequence[tuple[str, str]], settings: Settings | None, backends: Backends | None
-) -> Configuration:
-    """Read what the settings and the definitions of an app say; no server is asked.
-
-    Args:
-        app: Its modules are imported.
-        refusals: Why a worker would not start, as far as that is known.
-        settings: ``None``: they are wrong.
-        backends: Those of the settings.
-    """
-    known, kept_s = list(refusals), None
-    if settings is not None and backends is not None:
-        for check in (
-            partial(check_definitions, settings, backends),
-            partial(check_delivery_limits, app, settings.max_deliveries),
-        ):
-            try:
-                check()
-            except SagaError as exc:
-                known.append(_refusal(exc))
-        kept_s = min(retention_s(settings, backend) for backend in set(backends.opened))
+def read_configuration(app: Celery, opened: Opened) -> Configuration:
+    """Read what the settings and the definitions of an app say; no server is asked."""
     redelivery_s, is_assumed = _redelivery(app)
+    early_requests = dict.fromkeys(pair for saga in registry.sagas.values() for pair in _early_requests(app, saga))
     return Configuration(
-        known,
-        str(default_file()) if settings is not None and is_default_backend(app.conf) else "",
-        bool(app.conf.task_always_eager),
-        kept_s,
-        redelivery_s,
-        is_assumed,
-        dict(_limits(app)),
-        [name for name in registry.steps if _is_early(app, name)],
-        list(dict.fromkeys(pair for saga in registry.sagas.values() for pair in _early_requests(app, saga))),
-        int(app.conf.worker_prefetch_multiplier),
+        refusals=[*opened.refusals, *_refusals_of_definitions(app, opened)],
+        default_file=str(default_file()) if opened.settings is not None and is_default_backend(app.conf) else "",
+        is_eager=bool(app.conf.task_always_eager),
+        retention_s=_retention(opened),
+        redelivery_s=redelivery_s,
+        is_redelivery_assumed=is_assumed,
+        limits_s=dict(_limits(app)),
+        early_steps=[name for name in registry.steps if _is_early(app, name)],
+        early_requests=list(early_requests),
+        prefetch=int(app.conf.worker_prefetch_multiplier),
     )
+
+
+def _refusals_of_definitions(app: Celery, opened: Opened) -> Iterator[tuple[str, str]]:
+    """Yield why a worker would not start on these backends, and from its queues."""
+    _, settings, backends = opened
+    if settings is None or backends is None:
+        return
+    for check in (partial(check_definitions, settings, backends), partial(check_delivery_limits, app, settings.max_deliveries)):
+        if refusal := _refused(check):
+            yield refusal
+
+
+def _retention(opened: Opened) -> float | None:
+    """Return how long all journals of sagas remember a message; ``None`` if a wrong setting hides it."""
+    _, settings, backends = opened
+    if settings is None or backends is None:
+        return None
+    try:
+        return min(retention_s(settings, backend) for backend in backends.of_sagas())
+    except ConfigurationError:  # a saga names a backend that is not there, which is refused
+        return None
 
 
 def _redelivery(app: Celery) -> tuple[float | None, bool]:

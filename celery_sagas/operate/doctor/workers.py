@@ -17,6 +17,7 @@ _SWEPT: Final = 3
 _ERROR: Final = 100
 _STATUS: Final = "celery -A proj status    lists the workers that answer"
 _LOGS: Final = "Look at the log of that worker, then start it again"
+_RELAYS: Final = "celery -A proj inspect sagas_relay --timeout 10    shows which relays run, and what they meet"
 _DEPLOY: Final = "Deploy one release to all workers; while that goes on, there is nothing to do"
 
 
@@ -40,6 +41,8 @@ def _broker(facts: Broker) -> Iterator[Found]:
 def _relays(facts: Workers) -> Iterator[Found]:
     relays = [(worker.name, worker.relay) for worker in facts.workers if worker.relay is not None]
     running = [(name, relay) for name, relay in relays if relay.is_running]
+    if not relays:
+        yield Found(Level.WARN, "No worker has said within a second whether its relay runs: each is busy", _RELAYS)
     if facts.has_relays and relays and not running:
         sentence = "No worker that has answered runs a relay: timeouts, and messages that a dead worker has left, are not sent"
         yield Found(
@@ -77,7 +80,7 @@ def _clocks(facts: Workers) -> Iterator[Found]:
 
 def _queues(facts: Workers) -> Iterator[Found]:
     for queue, tasks in sorted(facts.wanted.items()):
-        if queue not in facts.consumed:
+        if facts.consumed is not None and queue not in facts.consumed:
             sentence = (
                 f"No worker that has answered takes messages from the queue {queue}, to which {named(tasks)} go: they wait there"
             )
@@ -134,6 +137,8 @@ def _codes(facts: Workers) -> list[Code]:
 
 
 def _said(facts: Workers) -> str:
+    if facts.can_be_asked and not facts.has_relays and not _running(facts.workers):
+        return "saga_relay is off: D14 says whether `celery sagas relay` sends what is due."
     if facts.can_be_asked:
         return f"{_running(facts.workers):,} of {len(facts.workers):,} workers that have answered run a relay."
     return "Workers cannot be asked over this broker: D14 says whether what is due is sent."
@@ -150,6 +155,8 @@ ASKED: Final = (Rule[Workers]("D13", lambda facts: "" if facts.workers else _sai
 ANSWERED: Final = (
     Rule[Workers]("D12", lambda facts: "", _clocks),
     Rule[Workers]("D13", _said, _relays),
-    Rule[Workers]("D15", lambda facts: "Every queue that the sagas need has a consumer.", _queues),
+    Rule[Workers](
+        "D15", lambda facts: "" if facts.consumed is None else "Every queue that the sagas need has a consumer.", _queues
+    ),
     Rule[Workers]("D16", lambda facts: "All workers run the same code.", _code),
 )

@@ -13,7 +13,7 @@ from celery_sagas import Saga
 from celery_sagas.core.registry import registry
 from celery_sagas.errors import StoreUnavailable
 from celery_sagas.operate.doctor.facts import Configuration, Store
-from celery_sagas.operate.doctor.reading import ahead, imported, opened, outside, read_broker, read_configuration, read_store
+from celery_sagas.operate.doctor.reading import ahead, open_app, outside, read_broker, read_configuration, read_store
 from celery_sagas.operate.explain import LATE_MS
 from celery_sagas.settings import Settings
 from celery_sagas.stores.memory.journal import MemoryJournal
@@ -55,14 +55,12 @@ def shop(definitions: None) -> Any:
 
 def configured(app: Celery) -> Configuration:
     """Read what an app's settings say."""
-    refusals, answer = imported(app), opened(app)
-    if not isinstance(answer[0], Settings):
-        return read_configuration(app, [*refusals, answer], None, None)
-    settings, backends = answer
+    opened = open_app(app)
     try:
-        return read_configuration(app, refusals, settings, backends)
+        return read_configuration(app, opened)
     finally:
-        backends.close()
+        if opened.backends is not None:
+            opened.backends.close()
 
 
 class TestConfiguration:
@@ -115,6 +113,11 @@ class TestConfiguration:
         [(problem, remedy)] = configured(app).refusals
         assert "names the backend 'parcels'" in problem
         assert "saga_backends" in remedy
+
+    def test_backend_that_keeps_no_saga(self, new_app: NewApp, shop: Any) -> None:
+        """Its journal is none that matters."""
+        app = new_app(saga_backends={"other": {"backend": "redis://127.0.0.1:1/0"}})
+        assert configured(app).retention_s == 7 * 86_400.0
 
     def test_queue_that_drops_messages(self, new_app: NewApp, shop: Any) -> None:
         app = new_app(task_queues=[Queue("q", queue_arguments={"x-queue-type": "quorum", "x-delivery-limit": 5})])

@@ -85,8 +85,8 @@ CASES: Iterable[tuple[str, Any, Level, str]] = [
     ("D12", answered(Worker("w1", HERE, relay(), 5 * SECOND)), WARN, "The clock of w1 is 5 s ahead of"),
     ("D13", answered(), OK, "1 of 1 workers"),
     ("D13", answered(Worker("w1", HERE, relay(False, None))), FAIL, "No worker that has answered runs a relay"),
-    ("D13", answered(Worker("w1", HERE, relay(False, None)), has_relays=False), OK, "0 of 1 workers"),
-    ("D13", answered(Worker("w1", HERE)), OK, "0 of 1 workers"),
+    ("D13", answered(Worker("w1", HERE, relay(False, None)), has_relays=False), OK, "saga_relay is off: D14 says"),
+    ("D13", answered(Worker("w1", HERE)), WARN, "No worker has said within a second whether its relay runs"),
     ("D13", answered(Worker("w1", HERE, relay(swept_ms=None))), OK, "1 of 1"),
     ("D13", answered(Worker("w1", HERE, relay(swept_ms=31 * SECOND))), WARN, "The relay of w1 has last swept 31 s ago"),
     ("D13", answered(Worker("w1", HERE, relay(swept_ms=31 * SECOND)), interval_ms=20 * SECOND), OK, "1 of 1"),
@@ -99,7 +99,12 @@ CASES: Iterable[tuple[str, Any, Level, str]] = [
     ("D14", stored(failing=[row()]), WARN, "1 message in the outbox cannot be published, to billing.charge: no queue 'billing'"),
     ("D14", stored(failing=[row()] * 2), WARN, "2 messages in the outbox cannot be published, to billing.charge: no"),
     ("D15", answered(consumed=frozenset({"q"}), wanted={"q": ["order.place"]}), OK, "has a consumer"),
-    ("D15", answered(wanted={"q": ["order.place"]}), WARN, "takes messages from the queue q, to which order.place go"),
+    (
+        "D15",
+        answered(wanted={"q": ["order.place"]}, consumed=frozenset()),
+        WARN,
+        "takes messages from the queue q, to which order.place go",
+    ),
     ("D16", answered(), OK, "the same code"),
     ("D16", answered(Worker("w1", HERE._replace(version="0.9"))), WARN, "0.9 in w1; 1.0 in this command"),
     ("D16", answered(Worker("w1", HERE._replace(schema_versions={"order": 2}))), WARN, "order: 1 in this command; 2 in w1"),
@@ -158,6 +163,7 @@ def test_what_is_not_known_is_not_said() -> None:
     """A store that is away may keep everything, and one that has no tables has no statistics of them."""
     assert [each.id for each in apply(stores.REACHED, stored(error="it is away", is_read=False))] == ["D10"]
     assert [each.id for each in apply(stores.REACHED, stored())] == ["D10", "D11"]
+    assert [each.id for each in apply(workers.ANSWERED, answered(wanted={"q": ["order.place"]}))] == ["D13", "D16"]
 
 
 class TestWorkersThatDoNotAnswer:
