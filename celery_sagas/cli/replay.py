@@ -15,7 +15,7 @@ from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.history import history_of
 from celery_sagas.engine.replay import Replayed
 from celery_sagas.errors import HistoryError
-from celery_sagas.stores.ports import Journal
+from celery_sagas.stores.journal import Journal
 from celery_sagas.worker.replaying import replaying
 
 #: The most instances of which a difference, or a reason, is shown.

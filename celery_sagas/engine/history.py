@@ -11,7 +11,7 @@ from celery_sagas.core.saga import HISTORY, SagaDefinition
 from celery_sagas.engine.commit import PAUSED
 from celery_sagas.engine.outcomes import Kind
 from celery_sagas.errors import HistoryError
-from celery_sagas.stores.ports import Journal
+from celery_sagas.stores.journal import Journal
 from celery_sagas.stores.records import Entry
 
 #: The most messages of a history.

@@ -14,7 +14,7 @@ from celery_sagas.connections import OnFailure
 from celery_sagas.engine.outbox.publishing import Publisher
 from celery_sagas.errors import StoreError
 from celery_sagas.forks import Process
-from celery_sagas.stores.ports import Outbox
+from celery_sagas.stores.outbox import Outbox
 
 logger = logging.getLogger("celery_sagas")
 

@@ -11,7 +11,7 @@ from celery_sagas.core.names import storable
 from celery_sagas.engine.outbox.confirmations import Confirmations
 from celery_sagas.engine.outbox.publishing import OutgoingMessage, Publisher, probing
 from celery_sagas.errors import PublishError, StillUnsent, StoreError
-from celery_sagas.stores.ports import Outbox
+from celery_sagas.stores.outbox import Outbox
 from celery_sagas.stores.records import SERIES, Entry, OutboxRow
 
 logger = logging.getLogger("celery_sagas")

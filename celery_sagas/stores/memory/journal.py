@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from itertools import islice
 
+from celery_sagas.stores.journal import Journal
 from celery_sagas.stores.memory.state import MemoryStore
-from celery_sagas.stores.ports import Journal
 from celery_sagas.stores.recent import recent_of
 from celery_sagas.stores.records import Entries, Entry, has_begun
 

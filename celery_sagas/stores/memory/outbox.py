@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import islice
 
 from celery_sagas.stores.memory.state import MemoryStore, Row, leased, unleased
-from celery_sagas.stores.ports import Outbox
+from celery_sagas.stores.outbox import Outbox
 from celery_sagas.stores.records import KEPT_KINDS, KEPT_MOST_MS, LOOK_MS, Entry, OutboxGlance, OutboxRow, OutboxTally
 
 #: How many characters of an error are kept.

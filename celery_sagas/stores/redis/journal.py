@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final
 
-from celery_sagas.stores.ports import Journal
+from celery_sagas.stores.journal import Journal
 from celery_sagas.stores.recent import LOOKED_AT
 from celery_sagas.stores.records import Entries, Entry, has_begun
 from celery_sagas.stores.redis.connection.connections import Word

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from celery_sagas.stores.ports import Outbox
+from celery_sagas.stores.outbox import Outbox
 from celery_sagas.stores.records import KEPT_MOST_MS, LOOK_MS, LOOKED_AT, Entry, OutboxGlance, OutboxRow, OutboxTally
 from celery_sagas.stores.redis.connection.client import Client
 from celery_sagas.stores.redis.connection.connections import Word

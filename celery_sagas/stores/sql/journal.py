@@ -6,7 +6,7 @@ from typing import Any, Final
 from sqlalchemy import BigInteger, BindParameter, ColumnElement, Integer, Select, and_, bindparam, func, or_, select
 from sqlalchemy import literal_column as literal
 
-from celery_sagas.stores.ports import Journal
+from celery_sagas.stores.journal import Journal
 from celery_sagas.stores.recent import LOOKED_AT, EntryPlace
 from celery_sagas.stores.records import BEGINNINGS, Entries, Entry
 from celery_sagas.stores.sql.connection.database import Database

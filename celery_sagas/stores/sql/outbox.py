@@ -21,7 +21,7 @@ from sqlalchemy import (
 )
 from sqlalchemy import literal_column as literal
 
-from celery_sagas.stores.ports import Outbox
+from celery_sagas.stores.outbox import Outbox
 from celery_sagas.stores.records import (
     KEPT_KINDS,
     KEPT_MOST_MS,

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
 
-from celery_sagas.stores.ports import Backend, Journal
+from celery_sagas.stores.journal import Journal
+from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import Entries, Entry
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.contract.fixtures import OpenBackend, StoreFixtures
