@@ -1,0 +1,35 @@
+"""Operators as type checkers see them, with and without celery-types. Checked, never run; see ``sagas.py``."""
+
+from typing import Any, assert_type
+
+from celery import Celery
+
+from celery_sagas import Saga
+from celery_sagas.operate import Done, OperatedInstance, Operator
+
+
+class Order(Saga, correlate_by="order_id", also_by="tracking"):
+    order_id: str
+    tracking: str | None = None
+
+
+ann = Operator(Celery("shop"), actor="ann", dry_run=True, batch="INC-1")
+order = ann.instance(Order, "42")
+assert_type(order, OperatedInstance)
+assert_type(ann.instance("order", tracking="1Z"), OperatedInstance)
+ann.instance(int, "42")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+assert_type(order.show(), dict[str, Any] | None)
+assert_type(order.pause("carrier down"), Done)
+order.pause()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+order.resume("it is back", expected_version=4)
+order.resume("it is back", expected_version="4")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+order.terminate("it is lost", leave_undone=True)
+order.patch("a typo", values={"tracking": "2Z"}, removed=["note"])
+order.patch("a typo", change=lambda fields: {**fields, "tracking": "2Z"})
+order.fire("delivery", "it is lost")
+order.skip("delivery", "it is not needed")
+order.answer("shop.charge", {"receipt": 1}, "by hand", arguments={"by": "visa"})
+order.fail("shop.charge", "the bank is closed", "by hand")
+done = order.pause("again")
+assert_type((done.saga, done.key, done.version, done.changed, done.text), tuple[str, str, int, bool, str])
