@@ -9,6 +9,7 @@ from celery_sagas.cli.audit import audit
 from celery_sagas.cli.dead import dead
 from celery_sagas.cli.describe import describe
 from celery_sagas.cli.doctor import doctor
+from celery_sagas.cli.each import act_on_each
 from celery_sagas.cli.export import export
 from celery_sagas.cli.graph import graph
 from celery_sagas.cli.listing import list_instances
@@ -40,6 +41,7 @@ sagas.add_command(audit)
 sagas.add_command(dead)
 sagas.add_command(describe)
 sagas.add_command(doctor)
+sagas.add_command(act_on_each)
 sagas.add_command(export)
 sagas.add_command(graph)
 sagas.add_command(list_instances)

@@ -79,7 +79,8 @@ def pause(context: click.Context, /, **options: Any) -> None:
     """Have all messages to an instance wait until it is resumed, also timeouts and answers.
 
     At most 100 wait with it; others are redelivered later. A message that is being handled at this moment is handled before, or
-    waits. A pause stops no clock: what is due meanwhile comes when the instance is resumed."""
+    waits. A pause stops no clock: what is due meanwhile comes when the instance is resumed.
+    """
     given = _Given.read(**options)
     _act(context, given, lambda instance: instance.pause(given.reason, expected_version=given.expect_version))
 
@@ -115,7 +116,8 @@ def resume(context: click.Context, /, **options: Any) -> None:
 def terminate(context: click.Context, /, leave_undone: bool, yes: bool, **options: Any) -> None:
     """End an instance where it stands: none of its steps runs, and its timeouts end with it.
 
-    Whoever waits for its answer is told that it was revoked."""
+    Whoever waits for its answer is told that it was revoked.
+    """
     given = _Given.read(**options)
     if not (yes or given.dry_run):
         click.confirm(f"End {tables.line(given.saga)} {tables.line(given.which)} for good?", abort=True, err=True)
@@ -145,7 +147,8 @@ def patch(
 ) -> None:
     """Change the state of an instance, which must be valid then. The correlation key stays.
 
-    It prints the difference. What is hidden is shown as three dots, and stays as it is where these are left."""
+    It prints the difference. What is hidden is shown as three dots, and stays as it is where these are left.
+    """
     given = _Given.read(**options)
     if [bool(values or removed), file is not None, edit].count(True) != 1:
         raise click.UsageError("give --set and --unset, or --file, or --edit")
@@ -190,7 +193,8 @@ def fire(context: click.Context, /, **options: Any) -> None:
     """Have a timeout, or the deadline of a request, come now: the first time, or again.
 
     It is handled once, however often it comes. Of a series it is the next occurrence. NAME is the name of the timeout, the id of
-    the request, or its task."""
+    the request, or its task.
+    """
     given = _Given.read(argument="NAME", **options)
     _act(context, given, lambda instance: instance.fire(given.argument, given.reason, expected_version=given.expect_version))
 
@@ -208,7 +212,8 @@ def fire(context: click.Context, /, **options: Any) -> None:
 def skip(context: click.Context, /, **options: Any) -> None:
     """Have an instance no longer wait for a timeout, or for the answer to a request.
 
-    NAME is the name of the timeout, the id of the request, or its task."""
+    NAME is the name of the timeout, the id of the request, or its task.
+    """
     given = _Given.read(argument="NAME", **options)
     _act(context, given, lambda instance: instance.skip(given.argument, given.reason, expected_version=given.expect_version))
 
@@ -229,7 +234,8 @@ def skip(context: click.Context, /, **options: Any) -> None:
 def answer(context: click.Context, /, value: str | None, fail: str | None, arguments: tuple[str, ...], **options: Any) -> None:
     """Answer a request in the place of the task that was asked, whose own answer changes nothing any more.
 
-    REQUEST is its id, or its task."""
+    REQUEST is its id, or its task.
+    """
     given = _Given.read(argument="REQUEST", **options)
     if (value is None) == (fail is None):
         raise click.UsageError("give --value or --fail")
@@ -267,7 +273,7 @@ def _print(given: _Given, verb: str, done: Done) -> None:
     subject = f"{done.saga} {done.key or done.id}"
     if done.changed:
         text = f"{subject} {done.text} (version {done.version})."
-    elif given.dry_run:
+    elif done.planned:
         text = f"{subject} {done.text}: this is a dry run, and nothing was written."
     else:
         text = f"{subject}: nothing to be done, {done.text}."

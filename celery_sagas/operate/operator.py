@@ -4,7 +4,7 @@ import getpass
 import logging
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -14,21 +14,24 @@ from uuid import uuid4
 from celery import Celery
 
 from celery_sagas import signals
+from celery_sagas.core.delays import Delay, seconds_of
 from celery_sagas.core.ids import derived_id
 from celery_sagas.core.names import storable
 from celery_sagas.core.registry import registry
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.acts import verbs
 from celery_sagas.engine.acts.acting import ACTOR_CHARACTERS, REASON_CHARACTERS, Act, Done, Plan, Planner, Subject, perform
+from celery_sagas.engine.instance import lookup_in
 from celery_sagas.engine.query import lookup_of
 from celery_sagas.errors import MisuseError
 from celery_sagas.operate.answering import Sent, answer_to, failure_to, failure_to_requester
+from celery_sagas.operate.choosing import chosen_of
 from celery_sagas.operate.explain import explain
 from celery_sagas.operate.patching import patched
 from celery_sagas.operate.reading import read_facts
 from celery_sagas.operate.view import view_of
 from celery_sagas.stores.ports import Backend
-from celery_sagas.stores.records import Lookup
+from celery_sagas.stores.records import ID, Lookup
 from celery_sagas.worker.runtime import Runtime, runtime_of
 from celery_sagas.worker.saga import Saga
 
@@ -71,6 +74,29 @@ class Operator:
         """
         definition = saga_of(saga)
         return OperatedInstance(self, definition, lookup_of(definition, key, by))
+
+    def instances(
+        self, saga: type[Saga] | str, /, *, paused: bool = False, idle: Delay | None = None, **by: object
+    ) -> "Iterator[OperatedInstance]":
+        """Yield the instances of a saga, or some of them, to act on each; they are found by indexes, in pages.
+
+        Args:
+            saga: Its class, or the stored name of that.
+            paused: Only those that an operator has paused.
+            idle: Only those that no message has changed for this time, a ``timedelta`` or seconds.
+            **by: Only those with a value of a field in ``search_by``.
+
+        Raises:
+            MisuseError: There is no such saga.
+            TypeError: More than one choice is given.
+            DefinitionError: The saga is not listed by this field.
+            CorrelationError: The value is none of the field's.
+            ConfigurationError: The backend lists no instances.
+        """
+        definition = saga_of(saga)
+        idle_ms = None if idle is None else int(seconds_of("idle", idle) * 1000)
+        chosen = chosen_of(runtime_of(self.app).backends.of(definition), definition, paused=paused, idle_ms=idle_ms, by=by)
+        return (OperatedInstance(self, definition, lookup_in(definition, ID, glance.id)) for glance in chosen)
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, takewhile
+from itertools import islice
 from typing import NamedTuple
 
 from celery_sagas.core.registry import registry
 from celery_sagas.core.saga import SagaDefinition
-from celery_sagas.engine.listing import glances
 from celery_sagas.errors import UnreadableState
+from celery_sagas.operate.choosing import idle_for
 from celery_sagas.operate.explain import LATE_MS, Verdict
 from celery_sagas.operate.groups import GROUPED, grouped
 from celery_sagas.operate.spans import span
-from celery_sagas.stores.instances import MOST, slot_of
+from celery_sagas.stores.instances import MOST
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import ID, DeadLetter, Lookup, OutboxGlance
 
@@ -108,9 +108,7 @@ class Look:
             return
         before = now - self.idle_ms
         for saga in self.sagas:
-            oldest = glances(self.backend, saga, None, oldest_first=True)  # in a slot they are in no order of time
-            near = takewhile(lambda glance: slot_of(glance.updated_at) <= slot_of(before), oldest)
-            for glance in islice((glance for glance in near if glance.updated_at <= before), self.limit):
+            for glance in islice(idle_for(self.backend, saga, before), self.limit):
                 since = glance.updated_at, now - glance.updated_at
                 yield Trouble(Verdict.IDLE.value, saga.name, glance.key, glance.id, *since, "", 1, "no message has changed it")
 

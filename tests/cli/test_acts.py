@@ -186,6 +186,7 @@ class TestPause:
             "id": shown(app)["id"],
             "version": 3,
             "changed": True,
+            "planned": False,
             "text": "is paused: its messages wait until it is resumed",
         }
 

@@ -1,5 +1,6 @@
 """Operators as type checkers see them, with and without celery-types. Checked, never run; see ``sagas.py``."""
 
+from collections.abc import Iterator
 from typing import Any, assert_type
 
 from celery import Celery
@@ -17,6 +18,8 @@ ann = Operator(Celery("shop"), actor="ann", dry_run=True, batch="INC-1")
 order = ann.instance(Order, "42")
 assert_type(order, OperatedInstance)
 assert_type(ann.instance("order", tracking="1Z"), OperatedInstance)
+assert_type(ann.instances(Order, idle=3_600), Iterator[OperatedInstance])
+ann.instances(Order, paused=True)
 ann.instance(int, "42")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 assert_type(order.show(), dict[str, Any] | None)

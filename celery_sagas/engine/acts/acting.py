@@ -53,6 +53,7 @@ class Done(NamedTuple):
     version: int  #: of the instance after it
     changed: bool  #: whether anything was written; not if nothing was to be done, or if it is only planned
     text: str  #: what it does, or why there is nothing to be done
+    planned: bool = False  #: whether something would be written, if it were not only planned
     before: str = ""  #: of a patch: the state before it, as JSON text
     after: str = ""  #: and after it
 
@@ -205,9 +206,10 @@ def perform(
             problem = f"{subject.name} has version {record.version}, and {expected_version} was expected"
             raise MisuseError(problem, "See what has changed it, and decide again")
         planned = plan(subject)
-        done = Done(saga.name, record.key, record.id, record.version, False, planned.text, planned.before, planned.after)
+        known = (record.key, record.id, record.version, False, planned.text)
+        done = Done(saga.name, *known, before=planned.before, after=planned.after)
         if planned.commit is None or dry_run:
-            return done
+            return done._replace(planned=planned.commit is not None)
         called_at = time.monotonic()
         try:
             planned.commit.perform(backend)

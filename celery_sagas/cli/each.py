@@ -1,0 +1,213 @@
+"""``celery sagas each``: one act on many instances."""
+
+import json
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any, Final, TextIO
+
+import click
+
+from celery_sagas.cli import tables
+from celery_sagas.cli.addresses import value_of
+from celery_sagas.cli.ages import milliseconds
+from celery_sagas.cli.app import opened, saga_named
+from celery_sagas.core.saga import SagaDefinition
+from celery_sagas.engine.acts.acting import REASON_CHARACTERS, Done
+from celery_sagas.engine.instance import lookup_in
+from celery_sagas.errors import SagaError, SagaNotFound
+from celery_sagas.operate.choosing import chosen_of
+from celery_sagas.operate.operator import OperatedInstance, Operator, checked_text, default_actor
+from celery_sagas.stores.records import ID
+from celery_sagas.worker.runtime import Runtime
+
+#: How many instances one command acts on at most.
+_MOST: Final = 100_000
+#: Seconds between two lines about the progress.
+_PROGRESS_S: Final = 2.0
+#: What is done to each, given the reason and the name of what comes or is skipped.
+_VERBS: Final[Mapping[str, Callable[[OperatedInstance, str, str], Done]]] = {
+    "pause": lambda instance, reason, _: instance.pause(reason),
+    "resume": lambda instance, reason, _: instance.resume(reason),
+    "terminate": lambda instance, reason, _: instance.terminate(reason),
+    "fire": lambda instance, reason, what: instance.fire(what, reason),
+    "skip": lambda instance, reason, what: instance.skip(what, reason),
+}
+_WITH_NAME: Final = ("fire", "skip")
+
+
+@click.command("each")
+@click.argument("verb", type=click.Choice(list(_VERBS)), metavar="VERB")
+@click.argument("name", metavar="SAGA")
+@click.argument("what", required=False, metavar="[NAME]")
+@click.option("--by", metavar="FIELD=VALUE", help="Those with this value of a field in search_by.")
+@click.option("--paused", is_flag=True, help="Those that an operator has paused.")
+@click.option("--idle", callback=milliseconds, help="Those that no message has changed for this time, such as 3d, 12h or 30m.")
+@click.option("--from", "given", type=click.File("r", encoding="utf-8"), help="Those in a file that --failed-to has written.")
+@click.option("--reason", required=True, metavar="TEXT", help="Why: the journal and the audit keep it.")
+@click.option("--actor", metavar="NAME", help="Who acts; the user of this machine, if it is left out.")
+@click.option("--expect", type=click.IntRange(min=0), help="Do not ask, and act only if there are so many.")
+@click.option("--per-second", type=click.FloatRange(min=0, min_open=True), help="How many at most, in a second.")
+@click.option("--failed-to", type=click.File("w", encoding="utf-8"), help="Write those for which it failed into this file.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and write nothing.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object in each line.")
+@click.pass_context
+def act_on_each(
+    context: click.Context,
+    /,
+    verb: str,
+    name: str,
+    what: str | None,
+    reason: str,
+    actor: str | None,
+    expect: int | None,
+    per_second: float | None,
+    failed_to: TextIO | None,
+    dry_run: bool,
+    as_json: bool,
+    **chosen: Any,
+) -> None:
+    """Act on each of the chosen instances of a saga: pause, resume, terminate, fire or skip.
+
+    Without --by, --paused, --idle and --from it acts on all. NAME is that of the timeout, for fire and skip. It counts first, and
+    asks. Ctrl-C ends it after the one at hand; run it again to go on.
+    """
+    if (what is not None) != (verb in _WITH_NAME):
+        raise click.UsageError(f"{verb} takes {'the NAME of a timeout' if verb in _WITH_NAME else 'no NAME'}")
+    if sum(value not in (None, False) for value in chosen.values()) > 1:
+        raise click.UsageError("give one of --by, --paused, --idle and --from")
+    with opened(context) as runtime:
+        saga = saga_named(name)
+        try:
+            checked_text("reason", reason, REASON_CHARACTERS)
+            operator = Operator(runtime.app, actor or default_actor(), dry_run=dry_run)
+        except ValueError as exc:
+            raise click.UsageError(str(exc)) from exc
+        ids = _ids(runtime, saga, **chosen)
+        _agree(verb, saga, len(ids), expect, dry_run)
+        batch = _Batch(operator, saga, lambda instance: _VERBS[verb](instance, reason, what or ""), failed_to, as_json=as_json)
+        with _interruptible(batch):
+            batch.run(ids, per_second)
+    batch.report(len(ids))
+
+
+def _ids(
+    runtime: Runtime, saga: SagaDefinition, *, by: str | None, paused: bool, idle: int | None, given: TextIO | None
+) -> list[str]:
+    """Return the ids of the chosen instances.
+
+    Raises:
+        ClickException: There are too many, or the file is none that this command has written.
+    """
+    if given is not None:
+        found: Iterable[str] = _read(given, saga)
+    else:
+        values = {} if by is None else value_of(by)
+        chosen = chosen_of(runtime.backends.of(saga), saga, paused=paused, idle_ms=idle, by=values)
+        found = (glance.id for glance in chosen)
+    ids = list(dict.fromkeys(islice(found, _MOST + 1)))
+    if len(ids) > _MOST:
+        raise click.ClickException(f"there are more than {_MOST:,} such instances: choose fewer")
+    return ids
+
+
+def _read(file: TextIO, saga: SagaDefinition) -> Iterator[str]:
+    for number, text in enumerate(file, start=1):
+        try:
+            known = json.loads(text)
+            name, id = known["saga"], known["id"]
+        except (ValueError, KeyError, TypeError, RecursionError) as exc:
+            raise click.ClickException(f"line {number} is none that --failed-to has written") from exc
+        if name not in saga.names or not isinstance(id, str):
+            raise click.ClickException(f"line {number} is about {tables.line(str(name))}, and not about {saga.name}")
+        yield id
+
+
+def _agree(verb: str, saga: SagaDefinition, count: int, expect: int | None, dry_run: bool) -> None:
+    """Ask whether so many are meant, unless it is known."""
+    if expect is not None and expect != count:
+        raise click.ClickException(f"there are {count:,} such instances, and {expect:,} were expected: nothing was done")
+    if expect is None and count and not dry_run:
+        click.confirm(f"{verb} {count:,} instance{'s' if count != 1 else ''} of {saga.name}?", abort=True, err=True)
+
+
+class _Batch:
+    """One act on many instances, whatever comes of each."""
+
+    def __init__(
+        self,
+        operator: Operator,
+        saga: SagaDefinition,
+        act: Callable[[OperatedInstance], Done],
+        failed_to: TextIO | None,
+        *,
+        as_json: bool,
+    ) -> None:
+        self._operator = operator
+        self._saga = saga
+        self._act = act
+        self._failed_to = failed_to
+        self._as_json = as_json
+        self._done = self._idle = self._failed = 0
+        self.is_stopped = False
+
+    def run(self, ids: list[str], per_second: float | None) -> None:
+        """Act on each, until it is stopped; say how far it is."""
+        began = told_at = time.monotonic()
+        for number, id in enumerate(ids):
+            if per_second is not None:
+                time.sleep(max(0.0, began + number / per_second - time.monotonic()))
+            if self.is_stopped:
+                return
+            self._one(id)
+            if time.monotonic() - told_at > _PROGRESS_S:
+                told_at = time.monotonic()
+                click.echo(f"{number + 1:,} of {len(ids):,}", err=True)
+
+    def report(self, count: int) -> None:
+        """Say what has come of it; exit with status 1 if it failed for one, or was stopped."""
+        counted = self._done + self._idle + self._failed
+        plan = " (a dry run: nothing was written)" if self._operator.dry_run else ""
+        text = f"{self._done:,} done{plan}, {self._idle:,} with nothing to be done, {self._failed:,} failed."
+        click.echo(text, err=True)
+        if counted < count:
+            click.echo(f"Stopped after {counted:,} of {count:,}. Run it again to go on.", err=True)
+        if self._failed or counted < count:
+            raise click.exceptions.Exit(1)
+
+    def _one(self, id: str) -> None:
+        try:
+            done = self._act(OperatedInstance(self._operator, self._saga, lookup_in(self._saga, ID, id)))
+        except SagaNotFound:  # it has ended meanwhile
+            self._idle += 1
+            return
+        except SagaError as exc:
+            self._failed += 1
+            click.echo(f"Error: {tables.line(str(exc))}", err=True)
+            if self._failed_to is not None:
+                self._failed_to.write(json.dumps({"saga": self._saga.name, "id": id, "error": str(exc)}) + "\n")
+                self._failed_to.flush()
+            return
+        self._done += done.changed or done.planned
+        self._idle += not (done.changed or done.planned)
+        if self._as_json:
+            tables.print_json([{name: value for name, value in done._asdict().items() if name not in ("before", "after")}])
+        else:
+            click.echo(tables.line(f"{done.saga} {done.key or done.id} {done.text}"))
+
+
+@contextmanager
+def _interruptible(batch: _Batch) -> Iterator[None]:
+    """Have Ctrl-C stop a batch after the instance at hand, and a second one at once."""
+
+    def stop(number: int, frame: object) -> None:
+        batch.is_stopped = True
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,34 @@
+"""Choosing instances: all of a saga, those with a value, the paused ones, or those that no message has changed for long."""
+
+from collections.abc import Iterator, Mapping
+from itertools import takewhile
+
+from celery_sagas.core.pending import PAUSED
+from celery_sagas.core.saga import SagaDefinition
+from celery_sagas.engine.listing import glances, tag_of
+from celery_sagas.stores.instances import Glance, slot_of
+from celery_sagas.stores.ports import Backend
+
+
+def chosen_of(
+    backend: Backend, saga: SagaDefinition, *, paused: bool, idle_ms: int | None, by: Mapping[str, object]
+) -> Iterator[Glance]:
+    """Return the chosen instances of a saga, read in pages by an index.
+
+    Raises:
+        TypeError: More than one choice is given.
+        DefinitionError: The saga is not listed by this field.
+        CorrelationError: The value is none of the field's.
+    """
+    if [paused, idle_ms is not None, bool(by)].count(True) > 1:
+        raise TypeError("choose by one of these: paused=, idle=, or a field in search_by")
+    if idle_ms is not None:
+        return idle_for(backend, saga, backend.outbox.time() - idle_ms)
+    return glances(backend, saga, PAUSED if paused else tag_of(saga, by))
+
+
+def idle_for(backend: Backend, saga: SagaDefinition, before: int) -> Iterator[Glance]:
+    """Yield the instances that no message has changed since a time (milliseconds since the epoch), the oldest slot first."""
+    oldest = glances(backend, saga, None, oldest_first=True)  # in a slot they are in no order of time
+    near = takewhile(lambda glance: slot_of(glance.updated_at) <= slot_of(before), oldest)
+    return (glance for glance in near if glance.updated_at <= before)

@@ -1,0 +1,193 @@
+"""One act on many instances."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+from click.testing import Result
+
+from celery_sagas import Saga
+from celery_sagas.errors import MisuseError
+from celery_sagas.operate import Done, OperatedInstance, Operator
+from celery_sagas.testing.samples import HOUR
+from tests.apps import Worker, backend_of
+from tests.cli.test_describe import run
+from tests.every_store import stored_app, url
+
+__all__ = ["stored_app", "url"]
+
+WHY = ("--reason", "INC-881", "--actor", "ann")
+CITIES = ("Oslo", "Bergen", "Oslo", "Oslo")
+
+
+@pytest.fixture
+def order(app: Celery, definitions: None, worker: Worker) -> Any:
+    """Four orders, three of them in Oslo."""
+    return orders(app, worker)
+
+
+def orders(app: Celery, worker: Worker) -> Any:
+    """Define orders, and begin four."""
+
+    class Order(Saga, correlate_by="order_id", search_by="city"):
+        order_id: str
+        city: str = "Oslo"
+        reminded: int = 0
+
+    @Order.starts
+    def place(order: Order, order_id: str, city: str) -> None:
+        order.city = city
+        if order_id != "3":
+            order.schedule(remind, after=HOUR / 1000, name="delivery")
+
+    @Order.handles
+    def remind(order: Order) -> None:
+        order.reminded += 1
+
+    for number, city in enumerate(CITIES):
+        app.send_task("order.place", kwargs={"order_id": str(number), "city": city}, ignore_result=True)
+    worker.run()
+    return Order
+
+
+def actions(app: Celery) -> list[tuple[str, str]]:
+    """Return what was done to which instance."""
+    entries = backend_of(app).audit.recent(500).entries
+    return sorted((entry.action, entry.key) for entry in entries)
+
+
+def test_acts_on_those_with_a_value(app: Celery, order: Any) -> None:
+    result = run(app, "each", "pause", "order", "--by", "city=Oslo", "--expect", "3", *WHY)
+    assert result.exit_code == 0, result.output
+    assert result.output.count("is paused: its messages wait until it is resumed\n") == 3
+    assert result.output.endswith("3 done, 0 with nothing to be done, 0 failed.\n")
+    assert actions(app) == [("pause", key) for key in ("0", "2", "3")]
+    result = run(app, "each", "resume", "order", "--paused", "--expect", "3", "--json", *WHY)
+    known = [json.loads(line) for line in result.stdout.splitlines()]
+    assert sorted(each["key"] for each in known) == ["0", "2", "3"]
+    assert all(each["changed"] for each in known)
+
+
+def test_repetition_does_what_is_left(app: Celery, order: Any) -> None:
+    Operator(app, "bob").instance(order, "1").pause("before")
+    result = run(app, "each", "pause", "order", "--expect", "4", *WHY)
+    assert result.output.endswith("3 done, 1 with nothing to be done, 0 failed.\n")
+
+
+def test_asks_with_the_number(app: Celery, order: Any) -> None:
+    result = run(app, "each", "terminate", "order", *WHY)
+    assert (result.exit_code, "terminate 4 instances of order?" in result.output) == (1, True)
+    assert actions(app) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["pause", "order", "--expect", "3"], "there are 4 such instances, and 3 were expected: nothing was done"),
+        (["pause", "order", "--by", "city=Oslo", "--paused"], "give one of --by, --paused, --idle and --from"),
+        (["pause", "order", "delivery"], "pause takes no NAME"),
+        (["fire", "order"], "fire takes the NAME of a timeout"),
+        (["answer", "order"], "'answer' is not one of"),
+        (["pause", "ordr"], "Did you mean order?"),
+        (["pause", "order", "--by", "town=Oslo"], "it cannot be listed by town"),
+        (["pause", "order", "--per-second", "0"], "0"),
+    ],
+)
+def test_wrong_input(app: Celery, order: Any, words: list[str], problem: str) -> None:
+    result = run(app, "each", *words, *WHY)
+    assert result.exit_code != 0
+    assert problem in " ".join(result.output.split())
+    assert actions(app) == []
+
+
+def test_dry_run_asks_nothing_and_writes_nothing(app: Celery, order: Any) -> None:
+    result = run(app, "each", "terminate", "order", "--dry-run", *WHY)
+    assert result.exit_code == 0
+    assert "4 done (a dry run: nothing was written), 0 with nothing to be done, 0 failed." in result.output
+    assert actions(app) == []
+
+
+class TestFailures:
+    def test_are_written_down_and_done_again(self, app: Celery, order: Any, tmp_path: Path) -> None:
+        """The order 3 has no such timeout."""
+        file = tmp_path / "failed.jsonl"
+        result = run(app, "each", "skip", "order", "delivery", "--expect", "4", "--failed-to", str(file), *WHY)
+        assert result.exit_code == 1
+        assert "order '3' does not wait for delivery" in result.output
+        assert "3 done, 0 with nothing to be done, 1 failed." in result.output
+        (failed,) = [json.loads(line) for line in file.read_text().splitlines()]
+        assert (failed["saga"], "does not wait for" in failed["error"]) == ("order", True)
+        result = run(app, "each", "terminate", "order", "--from", str(file), "--expect", "1", *WHY)
+        assert result.exit_code == 0, result.output
+        assert [each for each in actions(app) if each[0] == "terminate"] == [("terminate", "3")]
+
+    @pytest.mark.parametrize(
+        ("text", "problem"),
+        [("{", "line 1 is none that --failed-to has written"), ('{"saga": "cart", "id": "x"}', "line 1 is about cart")],
+    )
+    def test_file_of_another_kind(self, app: Celery, order: Any, tmp_path: Path, text: str, problem: str) -> None:
+        file = tmp_path / "failed.jsonl"
+        file.write_text(text)
+        result = run(app, "each", "pause", "order", "--from", str(file), "--expect", "1", *WHY)
+        assert (result.exit_code, problem in result.output) == (1, True)
+
+    def test_instance_that_has_ended_meanwhile(self, app: Celery, order: Any, tmp_path: Path) -> None:
+        file = tmp_path / "failed.jsonl"
+        file.write_text(json.dumps({"saga": "order", "id": order.find("0").saga.id}))
+        Operator(app, "bob").instance(order, "0").terminate("before")
+        result = run(app, "each", "pause", "order", "--from", str(file), "--expect", "1", *WHY)
+        assert (result.exit_code, "0 done, 1 with nothing to be done, 0 failed." in result.output) == (0, True)
+
+
+def test_ctrl_c_ends_it_after_the_one_at_hand(app: Celery, order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    act = OperatedInstance.pause
+
+    def interrupted(self: OperatedInstance, reason: str) -> Done:
+        done = act(self, reason)
+        os.kill(os.getpid(), signal.SIGINT)
+        return done
+
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(OperatedInstance, "pause", interrupted)
+    result = run(app, "each", "pause", "order", "--expect", "4", *WHY)
+    assert result.exit_code == 1
+    assert "Stopped after 1 of 4. Run it again to go on." in result.output
+    assert len(actions(app)) == 1
+    assert signal.getsignal(signal.SIGINT) is before
+    monkeypatch.undo()
+    assert len(progress(run(app, "each", "pause", "order", "--expect", "4", "--per-second", "200", *WHY))) == 3
+
+
+def progress(result: Result) -> list[str]:
+    """Return the lines about instances that were paused."""
+    return [line for line in result.output.splitlines() if "is paused" in line]
+
+
+def test_too_many(app: Celery, order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("celery_sagas.cli.each._MOST", 3)
+    assert "there are more than 3 such instances: choose fewer" in run(app, "each", "pause", "order", *WHY).output
+
+
+def test_on_each_store(stored_app: Celery, definitions: None) -> None:
+    """Those that were idle for a time are found by when they were changed."""
+    order = orders(stored_app, Worker(stored_app))
+    ann = Operator(stored_app, "ann")
+    assert [instance.fire("delivery", "now").changed for instance in ann.instances(order, city="Bergen")] == [True]
+    assert list(ann.instances("order", idle=3_600)) == []
+    assert len(list(ann.instances("order", idle=0))) == 4
+    assert all(instance.pause("INC-1").changed for instance in ann.instances(order))
+    assert len(list(ann.instances(order, paused=True))) == 4
+    assert all(instance.terminate("INC-1").changed for instance in ann.instances(order, paused=True))
+    assert list(ann.instances(order)) == []
+
+
+def test_wrong_choices(app: Celery, order: Any) -> None:
+    ann = Operator(app, "ann")
+    with pytest.raises(TypeError, match="choose by one of these"):
+        ann.instances(order, paused=True, city="Oslo")
+    with pytest.raises(MisuseError, match="is no saga of this app"):
+        ann.instances("cart")
