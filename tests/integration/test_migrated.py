@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from celery_sagas.stores.instances import MOST, Glance, Instances
+from celery_sagas.testing.samples import operate
 from tests import servers
 from tests.integration.conftest import Deploy
 from tests.integration.deaths import VISIBILITY
@@ -65,6 +66,7 @@ def test_workers_of_both_releases_lose_nothing(deploy: Deploy, code_before: str,
     _assert_refused(deployment.start(level="WARNING"))
     sent |= enter(deployment, range(PART, 2 * PART), INSTANCES)
     assert "has the layout of this release" in deployment.command("sagas", "migrate")
+    made = operate(deployment.backend)
     new = deployment.start(level="WARNING").wait_ready()
     sent |= enter(deployment, range(2 * PART, 3 * PART), INSTANCES)
     deployment.wait_handled(ENTER, 2 * PART)
@@ -74,6 +76,7 @@ def test_workers_of_both_releases_lose_nothing(deploy: Deploy, code_before: str,
     deployment.command("sagas", "migrate")
     _assert_listed(deployment, "ledger")
     _assert_listed(deployment, "echo")
+    assert [each.id for each in deployment.backend.audit.recent(9).entries] == [made.id]
     assert new.is_running
 
 

@@ -13,7 +13,7 @@ from sqlalchemy import make_url
 
 import celery_sagas
 from celery_sagas.stores.sql.backend import SqlBackend
-from celery_sagas.testing.samples import start
+from celery_sagas.testing.samples import operate, start
 from tests import servers
 from tests.contrib.django.databases import PROJECT, database_of, url_of
 from tests.integration.launching import Forked
@@ -120,6 +120,22 @@ def test_tables_of_the_release_before_are_migrated(manage: Manage, database: dic
         manage("shell", "-c", prepare, **settings)
         assert before.migrate() == []
         assert [glance.id for glance in before.instances.page(order.saga, 9).instances] == [order.id]
+        made = operate(before)
+        assert [each.id for each in before.audit.recent(9).entries] == [made.id]
+
+
+@on("sqlite", "postgresql", "mariadb+pymysql")
+def test_tables_of_the_layout_between_are_migrated(manage: Manage, database: dict[str, Any]) -> None:
+    with closing(SqlBackend(url_of(database), prefix="")) as before:
+        layout_5.create(before)
+        add_column, _, _, create_index, *_ = before.migration().split(";\n")
+        with before.database.connect() as connection:
+            for statement in (add_column, create_index, "UPDATE saga_layout SET version = 6"):
+                connection.exec_driver_sql(statement)
+        manage("migrate", "--fake", "celery_sagas", "0002")
+        manage("migrate")
+        assert before.prepare(create_schema=False, processes=1) == []
+        assert before.migrate() == []
 
 
 @on("postgresql")

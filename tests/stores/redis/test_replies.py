@@ -4,7 +4,7 @@ import random
 import re
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
@@ -25,6 +25,7 @@ from celery_sagas.testing.samples import (
     MINUTE,
     RELAY,
     STEP,
+    audited,
     by_key,
     change,
     dead_letter,
@@ -32,6 +33,7 @@ from celery_sagas.testing.samples import (
     entry,
     found,
     new_record,
+    operate,
     outgoing,
     start,
 )
@@ -88,6 +90,7 @@ BIRTH = effects(BORN, *ROWS, line=entry(BORN, outcome="started", version=1))
 CAUSE = BIRTH.entry
 IDS = [row.id for row in ROWS]
 DEAD_LETTER = dead_letter()
+OPERATED = [entry(key="42") for _ in range(2)]
 _RENAMED = [new_record(key, names=("purchase",), keys=(("tracking", key),), tags=(TAG,)) for key in ("42", "43", "44")]
 FORMER = [(record, effects(record)) for record in (*_RENAMED, new_record("43", names=("order",)))]
 
@@ -165,6 +168,12 @@ def damaged(backend: Backend) -> None:
     backend.client.run(DAMAGE, backend._placement.shards[0].rows, [IDS[1]])
 
 
+def operated(backend: Backend) -> None:
+    """Let there be entries of the audit."""
+    for line in OPERATED:
+        operate(backend, line, id=line.message_id)
+
+
 def delivered(backend: Backend) -> None:
     """Let some messages be delivered twice."""
     for message_id in ("one", "two", "one", "two"):
@@ -195,12 +204,17 @@ def _effects(outcome: str, lock_owner: str = "") -> Effects:
 
 UPDATE = _effects("handled", "me")
 CHANGE = change(added=(NEW,), removed=(OLD,), cancelled=(IDS[2], "gone", IDS[0]), added_tags=(NEW_TAG,), removed_tags=(TAG,))
-COMMITS = [
+PLAIN_COMMITS = [
     Commit("insert", nothing, lambda backend, _, effects: backend.sagas.insert(BORN, effects), BIRTH),
     Commit("update", locked, lambda backend, seen, effects: backend.sagas.update(seen, CHANGE, effects), UPDATE),
     Commit("delete", born, lambda backend, seen, effects: backend.sagas.delete(seen, effects), _effects("completed")),
     Commit("record", nothing, lambda backend, _, effects: backend.sagas.record(effects), effects(None, outgoing(), outgoing())),
 ]
+AUDITED_COMMITS = [
+    replace(each, name=f"{each.name}_audited", effects=each.effects._replace(audit=audited(each.effects.entry)))
+    for each in PLAIN_COMMITS
+]
+COMMITS = [*PLAIN_COMMITS, *AUDITED_COMMITS]
 OTHERS = [
     Play("lock", born, lambda backend, seen: seen and backend.sagas.lock(seen, "me", MINUTE)),
     Play("rename", former, lambda backend, _: backend.sagas.rename("order", "purchase", 9)),
@@ -220,6 +234,7 @@ OTHERS = [
     Play("release with a delay", claimed, lambda backend, _: backend.outbox.release(RELAY, IDS, MINUTE)),
     Play("fail", claimed, lambda backend, _: [backend.outbox.fail(RELAY, id, "broken", MINUTE) for id in IDS]),
     Play("purge", born, lambda backend, _: backend.journal.purge(-HOUR, 9)),
+    Play("purge of the audit", operated, lambda backend, _: backend.audit.purge(-HOUR, 9)),
     Play("count a delivery", delivered, lambda backend, _: backend.deliveries.count(STEP, "two")),
     Play("forget deliveries", delivered, lambda backend, _: backend.deliveries.purge(-HOUR, 1)),
     Play("note an app", lambda backend: backend.note_app("shop"), lambda backend, _: backend.note_app("billing")),

@@ -94,7 +94,7 @@ only_servers = pytest.mark.parametrize("own_url", ["postgresql", "mariadb"], ind
 def assert_migrated(backend: SqlBackend, orders: list[Record]) -> None:
     """Everything is there, is listed, and goes on."""
     assert backend.prepare(create_schema=False, processes=1) == []
-    glances = {glance.id: glance for glance in backend.instances.page(NAMES[0], 9).instances}
+    glances = {glance.id: glance for glance in backend.instances.page(NAMES[0], 50).instances}
     assert glances.keys() == {order.id for order in orders}
     assert backend.instances.read(NAMES[0], [order.id for order in orders]) == orders
     assert found(backend, by_tracking("T0")) == found(backend, by_key("0"))

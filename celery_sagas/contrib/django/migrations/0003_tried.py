@@ -1,4 +1,4 @@
-"""Since when a row of the outbox was tried: a column and an index, which tables of the release before lack."""
+"""When a row of the outbox was tried first, and the audit: a column and a table, which the release before lacks."""
 
 from django.db import migrations
 
