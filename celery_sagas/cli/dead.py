@@ -15,6 +15,7 @@ from celery_sagas.clock import time_s
 from celery_sagas.core.requests.requests import UNDONE
 from celery_sagas.errors import SagaError, StoreUnavailable
 from celery_sagas.operate.groups import GROUPED, Group, grouped
+from celery_sagas.operate.redact import MARK, redacted_message
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.worker.failures.dead_letters import tries_of
@@ -71,7 +72,7 @@ def list_dead_letters(context: click.Context, /, limit: int, as_json: bool, **wa
         kept = _Kept(runtime, min(limit, _PAGE))
         found = list(islice(kept.wanted(_Wanted(**wanted)), limit))
         if as_json:
-            tables.print_json([{**dead_letter._asdict(), "tries": tries_of(dead_letter)} for dead_letter in found])
+            tables.print_json([_facts(dead_letter, runtime.settings.hidden) for dead_letter in found])
         else:
             kept.print_table(_COLUMNS, list(map(_row, found)))
         kept.report()
@@ -101,12 +102,14 @@ def groups(context: click.Context, /, as_json: bool, **wanted: Any) -> None:
 
 @dead.command()
 @click.argument("id")
+@click.option("--reveal", is_flag=True, help="Show what is hidden, too.")
 @click.pass_context
-def show(context: click.Context, id: str) -> None:
-    """Show all details of one dead letter."""
+def show(context: click.Context, id: str, reveal: bool) -> None:
+    """Show all details of one dead letter. What is hidden is shown as three dots: see saga_hidden."""
     with opened(context) as runtime:
         dead_letter = _Kept(runtime, _PAGE).get(id)
-    click.echo("\n".join(_description(dead_letter)))
+        hidden = None if reveal else runtime.settings.hidden
+    click.echo("\n".join(_description(dead_letter, hidden)))
 
 
 @dead.command()
@@ -245,7 +248,16 @@ def _group_row(group: Group) -> tables.Row:
     return group.task, group.error, f"{group.dead_letters:,}", tables.time(group.newest), tables.time(group.oldest)
 
 
-def _description(dead_letter: DeadLetter) -> list[str]:
+def _facts(dead_letter: DeadLetter, hidden: Sequence[str]) -> dict[str, Any]:
+    """Return what a program is told of a dead letter: the payload, as JSON text, without what is hidden."""
+    try:
+        payload = json.dumps(redacted_message(json.loads(dead_letter.payload), hidden))
+    except (ValueError, RecursionError):
+        payload = MARK
+    return {**dead_letter._asdict(), "payload": payload, "tries": tries_of(dead_letter)}
+
+
+def _description(dead_letter: DeadLetter, hidden: Sequence[str] | None) -> list[str]:
     about = {"task": dead_letter.task, "message": dead_letter.message_id, "saga": dead_letter.saga, "key": dead_letter.key}
     if dead_letter.number:
         about = {
@@ -267,17 +279,18 @@ def _description(dead_letter: DeadLetter) -> list[str]:
         *lines,
         "",
         "The item:" if dead_letter.number else "The message:",
-        _pretty(dead_letter.payload),
+        _pretty(dead_letter.payload, hidden),
         "",
         "Traceback:",
         traceback or "none",
     ]
 
 
-def _pretty(payload: str) -> str:
-    """Return JSON text with indentation; text that is not JSON, or nested too deeply, in one line."""
+def _pretty(payload: str, hidden: Sequence[str] | None) -> str:
+    """Return JSON text with indentation; text that is not JSON, or nested too deeply, in one line, or hidden as a whole."""
     try:
         value: Any = json.loads(payload)
+        shown = value if hidden is None else redacted_message(value, hidden)
     except (ValueError, RecursionError):
-        return tables.line(payload)
-    return tables.block(json.dumps(value, indent=2, ensure_ascii=False))
+        return tables.line(payload if hidden is None else MARK)
+    return tables.block(json.dumps(shown, indent=2, ensure_ascii=False))

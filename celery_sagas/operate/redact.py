@@ -10,7 +10,9 @@ from functools import lru_cache
 from typing import Any, Final
 
 from celery_sagas.core.hidden import marked, replaced
+from celery_sagas.core.registry import registry
 from celery_sagas.core.saga import SagaDefinition, resolve_fields
+from celery_sagas.core.step import StepDefinition
 from celery_sagas.errors import BUGS
 
 #: In the place of a hidden value.
@@ -46,6 +48,56 @@ def redacted_names(value: Any, patterns: Sequence[str]) -> Any:
         patterns: Of names, as in ``saga_hidden``.
     """
     return _without_names(value, _expression(tuple(patterns)), 0)
+
+
+def redacted_message(message: Any, patterns: Sequence[str]) -> Any:
+    """Return a message, a signature as JSON values, with the mark in the place of what is hidden; ``None`` stays.
+
+    Of a step, arguments are hidden as their declarations say, and those whose names a pattern hides, also where they were given
+    by position. Of another task, what was given by position has no name, and is shown.
+
+    Args:
+        message: JSON values: a signature, also a chain; or an item.
+        patterns: Of names, as in ``saga_hidden``.
+    """
+    return redacted_names(_without_arguments(message, _expression(tuple(patterns)), 0), patterns)
+
+
+def _without_arguments(value: Any, hidden: re.Pattern[str], depth: int) -> Any:
+    if not isinstance(value, dict | list):
+        return value
+    if depth >= _DEEPEST:
+        return MARK
+    if isinstance(value, list):
+        return [_without_arguments(each, hidden, depth + 1) for each in value]
+    shown = {name: _without_arguments(part, hidden, depth + 1) for name, part in value.items()}
+    task = value.get("task")
+    step = registry.step_named(task) if isinstance(task, str) else None
+    return shown if step is None else {**shown, **_redacted_arguments(step, shown, hidden)}
+
+
+def _redacted_arguments(step: StepDefinition, message: Mapping[str, Any], hidden: re.Pattern[str]) -> dict[str, Any]:
+    names, args, kwargs = list(step.arguments.annotations), message.get("args"), message.get("kwargs")
+    shown: dict[str, Any] = {}
+    if isinstance(args, list):
+        named = [*names, *[""] * len(args)]
+        shown["args"] = [_redacted_argument(step, *each, hidden) for each in zip(named, args, strict=False)]
+    if isinstance(kwargs, dict):
+        shown["kwargs"] = {name: _redacted_argument(step, name, value, hidden) for name, value in kwargs.items()}
+    return shown
+
+
+def _redacted_argument(step: StepDefinition, name: str, value: Any, hidden: re.Pattern[str]) -> Any:
+    if value is None:
+        return value
+    if hidden.match(name):
+        return MARK
+    if name not in step.hidden:
+        return value
+    try:
+        return replaced(step.arguments.annotations[name], value, _mark)
+    except BUGS:
+        return MARK
 
 
 def _redacted_field(saga: SagaDefinition, name: str, value: Any) -> Any:

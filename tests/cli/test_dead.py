@@ -177,20 +177,32 @@ class TestShow:
         assert {line["id"]: line["tries"] for line in lines} == {"l1": 4, "l2": 1}
 
     def test_payload_that_is_no_json(self, app: Celery) -> None:
-        """It is shown in one line."""
+        """It is revealed in one line."""
         keep(app, dead_letter(payload="<what>\n\nTraceback:\nnone", saga="", key="", traceback=""))
-        result = run(app, "dead", "show", "l1")
+        assert "<what>" not in run(app, "dead", "show", "l1").output
+        result = run(app, "dead", "show", "l1", "--reveal")
 
         assert r"<what>\n\nTraceback:\nnone" in result.output.splitlines()
         assert "saga:" not in result.output
 
     def test_payload_that_is_nested_too_deep(self, app: Celery) -> None:
-        """It is shown as it is."""
+        """It is revealed as it is."""
         keep(app, dead_letter(payload=TOO_DEEP))
-        result = run(app, "dead", "show", "l1")
+        result = run(app, "dead", "show", "l1", "--reveal")
 
         assert result.exit_code == 0, result.output
         assert TOO_DEEP in result.output.splitlines()
+        assert "\n•••\n" in run(app, "dead", "show", "l1").output
+
+    def test_hidden_values(self, app: Celery) -> None:
+        """Those with a name that saga_hidden has are shown nowhere, unless they are to be revealed."""
+        payload = {"task": "pay", "args": [], "kwargs": {"card": "4711", "city": "Oslo"}, "options": {"headers": {"token": "t"}}}
+        keep(app, dead_letter(payload=json.dumps(payload)))
+        for words in (["show", "l1"], ["list", "--json"]):
+            shown = run(app, "dead", *words).output
+            assert ("4711" in shown, "Oslo" in shown, '"t"' in shown) == (False, True, False)
+        assert json.loads(json.loads(run(app, "dead", "list", "--json").output)["payload"])["kwargs"]["card"] == "•••"
+        assert "4711" in run(app, "dead", "show", "l1", "--reveal").output
 
     def test_text_for_a_terminal(self, app: Celery) -> None:
         """It does not reach it, and forges no line."""

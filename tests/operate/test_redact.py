@@ -1,14 +1,17 @@
 """What is hidden from those who look at states and messages."""
 
+from collections.abc import Iterator
 from functools import reduce
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from pydantic import BaseModel, Field, SecretStr, model_validator
 
+from celery_sagas.core.registry import registry
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.state import State
-from celery_sagas.operate.redact import MARK, redacted, redacted_names
+from celery_sagas.core.step import StepDefinition, define_step
+from celery_sagas.operate.redact import MARK, redacted, redacted_message, redacted_names
 from celery_sagas.settings import HIDDEN
 
 #: Deeper than functions may call themselves.
@@ -156,3 +159,47 @@ def test_value_is_left_as_it_was() -> None:
     state = {"pin": "1", "paid_with": {"number": "4111"}, "parts": [{"token": "t"}]}
     hidden_in(ORDER, state, HIDDEN)
     assert state == {"pin": "1", "paid_with": {"number": "4111"}, "parts": [{"token": "t"}]}
+
+
+def pay(order: Order, order_id: str, pin: Annotated[str, Field(repr=False)], card: str, paid_with: Card | None = None) -> None:
+    """Pay."""
+
+
+@pytest.fixture
+def step() -> Iterator[StepDefinition]:
+    """A step with hidden arguments."""
+    assert Order.__saga__ is not None
+    kept = dict(registry.steps)
+    step = define_step(Order.__saga__, pay, starts=False, policy="ignore", by=None, formerly=None, options={})
+    registry.add_step(step)
+    yield step
+    registry.steps = kept
+
+
+class TestMessages:
+    @pytest.mark.parametrize(
+        ("args", "kwargs", "shown_args", "shown_kwargs"),
+        [
+            (["42", "1234", "4711"], {}, ["42", MARK, MARK], {}),
+            (["42"], {"pin": "1234", "card": "4711"}, ["42"], {"pin": MARK, "card": MARK}),
+            ([], {"order_id": "42", "pin": None}, [], {"order_id": "42", "pin": None}),
+            (["42", "1", "2", {"number": "9", "owner": "Ann"}], {}, ["42", MARK, MARK, {"number": MARK, "owner": "Ann"}], {}),
+            (["42", "1", "2", None, "too many"], {"new": 1}, ["42", MARK, MARK, None, "too many"], {"new": 1}),
+            ("not a list", 5, "not a list", 5),
+        ],
+    )
+    def test_arguments_of_a_step(self, step: StepDefinition, args: Any, kwargs: Any, shown_args: Any, shown_kwargs: Any) -> None:
+        """As they are declared, wherever they stand, and by their names."""
+        message = {"task": step.name, "args": args, "kwargs": kwargs, "options": {"headers": {"token": "t", "x": 1}}}
+        shown = {**message, "args": shown_args, "kwargs": shown_kwargs, "options": {"headers": {"token": MARK, "x": 1}}}
+        assert redacted_message(message, HIDDEN) == shown
+        chain = {"task": "celery.chain", "kwargs": {"tasks": [message]}, "subtask_type": "chain"}
+        assert redacted_message(chain, HIDDEN) == {**chain, "kwargs": {"tasks": [shown]}}
+
+    @pytest.mark.parametrize("message", [None, "text", 5, [], {"task": 5, "args": ["42"]}, {"task": "shop.pay", "args": ["42"]}])
+    def test_what_hides_nothing(self, message: Any) -> None:
+        assert redacted_message(message, HIDDEN) == message
+
+    def test_deep_message(self) -> None:
+        deep = reduce(lambda inner, _: {"a": inner}, range(DEEP), "secret")
+        assert "secret" not in str(redacted_message(deep, HIDDEN))
