@@ -181,8 +181,9 @@ class Settings(BaseModel):
     unsafe_backend: Literal["refuse", "warn"] = "refuse"
     #: Tasks, of other services, that receive an event besides the steps and tasks that subscribe to it: by the path of its class.
     subscriptions: dict[Event, Subscriptions] = Field(default_factory=dict)
-    #: The values of states and messages that ``celery sagas show`` and ``dead`` do not show, besides those that their declarations
-    #: hide: by patterns of names, at any depth, in which ``*`` stands for any text. Upper and lower case are the same.
+    #: The values of states and messages that ``celery sagas show`` and ``dead`` do not show, besides those that their
+    #: declarations hide: by patterns of names, at any depth, in which ``*`` stands for any text. Upper and lower case are the
+    #: same.
     hidden: Patterns = HIDDEN
 
     def backend_named(self, given: str | None, subject: str = "a setting") -> BackendSettings:

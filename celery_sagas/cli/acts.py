@@ -3,6 +3,7 @@
 import difflib
 import functools
 import json
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, Self
 
@@ -13,8 +14,9 @@ from celery_sagas.cli.addresses import lookup_for
 from celery_sagas.cli.app import opened, saga_named
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.acts.acting import REASON_CHARACTERS, Done
+from celery_sagas.errors import InvalidState
 from celery_sagas.operate.operator import OperatedInstance, Operator, checked_text, default_actor
-from celery_sagas.operate.patching import NOTHING, patched, restored
+from celery_sagas.operate.patching import NOTHING, finite, patched, restored
 from celery_sagas.operate.redact import redacted
 
 #: What a file of a state may have at most, in characters.
@@ -152,12 +154,17 @@ def patch(
     given = _Given.read(**options)
     if [bool(values or removed), file is not None, edit].count(True) != 1:
         raise click.UsageError("give --set and --unset, or --file, or --edit")
+    if file is not None and given.expect_version is None:
+        raise click.UsageError("--file has all fields: say of which version they are, with --expect-version")
     with opened(context) as runtime:
         saga = saga_named(given.saga)
         hide = functools.partial(redacted, saga, patterns=runtime.settings.hidden)
         change = _change_of(hide, dict(map(_assignment, values)), removed, file)
         try:
             done = _instance(runtime, saga, given).patch(given.reason, change=change, expected_version=given.expect_version)
+        except InvalidState as exc:
+            kept = f" {change.kept()}" if isinstance(change, _Edit) else ""
+            raise click.ClickException(f"{tables.block(str(exc))}{kept}") from exc
         except ValueError as exc:
             raise click.ClickException(tables.block(str(exc))) from exc
         if not given.as_json:
@@ -174,7 +181,7 @@ def _change_of(
     if values or removed:
         return functools.partial(patched, values=values, removed=removed)
     if file is None:
-        return functools.partial(_edited, hide)
+        return _Edit(hide)
     whole = _object(file.read(_FILE))
     return functools.partial(_restored, whole)
 
@@ -259,7 +266,7 @@ def _act(context: click.Context, given: _Given, act: Callable[[OperatedInstance]
 def _instance(runtime: Any, saga: SagaDefinition, given: _Given) -> OperatedInstance:
     try:
         checked_text("reason", given.reason, REASON_CHARACTERS)
-        operator = Operator(runtime.app, given.actor or default_actor(), dry_run=given.dry_run)
+        operator = Operator(runtime.app, default_actor() if given.actor is None else given.actor, dry_run=given.dry_run)
     except ValueError as exc:
         raise click.UsageError(str(exc)) from exc
     return OperatedInstance(operator, saga, lookup_for(runtime.backends.of(saga), saga, given.key, given.id, given.by))
@@ -289,14 +296,14 @@ def _assignment(text: str) -> tuple[str, Any]:
 
 def _json(what: str, text: str | None) -> Any:
     try:
-        return json.loads(text or "")
+        return finite(json.loads(text or ""))
     except (ValueError, RecursionError) as exc:
         raise click.UsageError(f"{what}: {tables.line(text or '')} is no JSON; a text needs quotes, as in '\"Oslo\"'") from exc
 
 
 def _object(text: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
+        value = finite(json.loads(text))
     except (ValueError, RecursionError) as exc:
         raise click.ClickException(f"it is no JSON: {exc}") from exc
     if not isinstance(value, dict):
@@ -304,11 +311,31 @@ def _object(text: str) -> dict[str, Any]:
     return value
 
 
-def _edited(hide: Callable[[Any], Any], fields: dict[str, Any]) -> dict[str, Any]:
-    text = click.edit(json.dumps(hide(fields), indent=2, ensure_ascii=False), extension=".json")
-    if text is None:
-        raise click.Abort
-    return _restored(_object(text), fields)
+class _Edit:
+    """What a person makes of the stored fields in an editor. If it does not become the state, it is kept in a file."""
+
+    def __init__(self, hide: Callable[[Any], Any]) -> None:
+        self._hide = hide
+        self._text: str | None = None
+
+    def __call__(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Return the edited fields; refuse to edit them again, if a message has changed the instance meanwhile."""
+        if self._text is not None:
+            raise click.ClickException(f"a message has changed the instance meanwhile. {self.kept()}")
+        self._text = click.edit(json.dumps(self._hide(fields), indent=2, ensure_ascii=False), extension=".json")
+        if self._text is None:
+            raise click.Abort
+        try:
+            return _restored(_object(self._text), fields)
+        except (ValueError, click.ClickException) as exc:
+            text = exc.format_message() if isinstance(exc, click.ClickException) else str(exc)
+            raise click.ClickException(f"{tables.block(text)}. {self.kept()}") from exc
+
+    def kept(self) -> str:
+        """Keep the text in a file; return what is said of it."""
+        with tempfile.NamedTemporaryFile("w", suffix=".json", prefix="patch-", delete=False, encoding="utf-8") as file:
+            file.write(self._text or "")
+        return f"Nothing was stored; your text is in {file.name}."
 
 
 def _restored(edited: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def act_on_each(
         saga = saga_named(name)
         try:
             checked_text("reason", reason, REASON_CHARACTERS)
-            operator = Operator(runtime.app, actor or default_actor(), dry_run=dry_run)
+            operator = Operator(runtime.app, default_actor() if actor is None else actor, dry_run=dry_run)
         except ValueError as exc:
             raise click.UsageError(str(exc)) from exc
         ids = _ids(runtime, saga, **chosen)

@@ -7,6 +7,7 @@ from typing import Any, Final
 import click
 
 from celery_sagas.cli import tables
+from celery_sagas.cli.addresses import key_text
 from celery_sagas.cli.app import opened, saga_named
 from celery_sagas.cli.entries import facts_of, outcome_of
 from celery_sagas.operate.facts import detail_of, parts_of
@@ -29,6 +30,7 @@ def timeline(context: click.Context, name: str, key: str, everything: bool, limi
     """
     with opened(context) as runtime:
         saga = saga_named(name)
+        key = key_text(saga, key)
         entries = runtime.backends.of(saga).journal.history(saga.names, key, limit)
     if not entries:
         raise click.ClickException(

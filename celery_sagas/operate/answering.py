@@ -1,15 +1,18 @@
 """Answers that an operator gives in the place of those who were asked."""
 
 from collections.abc import Mapping
+from json import dumps
 from typing import Any, Final, NamedTuple
 
 from celery_sagas.core.ids import derived_id
+from celery_sagas.core.names import storable
 from celery_sagas.core.registry import registry
 from celery_sagas.core.requests.answers import NO_VALUE, Failure
 from celery_sagas.core.requests.requests import ReplyKind, Request, ReturnAddress, Target
 from celery_sagas.core.sending import SerializedMessage
 from celery_sagas.engine.acts.acting import Subject
 from celery_sagas.engine.acts.verbs import awaited_by
+from celery_sagas.engine.dead_letters.dead_lettering import TEXT_CHARACTERS
 from celery_sagas.errors import InvalidMessage, MisuseError
 from celery_sagas.worker.headers import answer_headers
 from celery_sagas.worker.runtime import Runtime
@@ -48,17 +51,19 @@ def failure_to(runtime: Runtime, subject: Subject, *, request: str, text: str, a
     asked = _asked(subject, request)
     if not asked.otherwise:
         raise MisuseError(f"no step of {subject.name} gets a failure of {asked.task}", "Answer it, or skip it")
-    failure = Failure(kind=_REVOKED, task=asked.task, task_id=asked.id, error=_BY_OPERATOR, text=text)
+    failure = Failure(kind=_REVOKED, task=asked.task, task_id=asked.id, error=_BY_OPERATOR, text=storable(text, TEXT_CHARACTERS))
     return _sent(runtime, subject, asked, asked.otherwise, failure.__json__(), arguments, ReplyKind.FAILURE)
 
 
 def failure_to_requester(runtime: Runtime, subject: Subject) -> SerializedMessage | None:
     """Return what whoever waits for the answer of an instance is told when it is terminated; ``None`` if nobody waits."""
     requester = subject.pending.requester
-    if not requester:
+    if not isinstance(requester, dict) or not requester:  # a damaged one has nobody who could be told
         return None
     address = ReturnAddress.from_json(requester)
-    if address is None or address.otherwise is None:
+    if address is None:
+        return None
+    if address.otherwise is None:
         return runtime.services_of(subject.saga).terms.answer(requester, NO_VALUE)
     text = f"an operator has terminated {subject.name}"
     failure = Failure(kind=_REVOKED, task=subject.saga.name, task_id=address.request, error=_BY_OPERATOR, text=text)
@@ -83,7 +88,7 @@ def _sent(
     target = target_named(runtime.app, to)._replace(kwargs=dict(arguments))
     _check(target, value)
     headers = answer_headers(subject.record.id, asked.id, came, _REVOKED if came == ReplyKind.FAILURE else "")
-    id = derived_id(asked.id, "operator")
+    id = derived_id(asked.id, subject.act.id)  # of this act: the step may have failed with the answer before
     return Sent(asked, _serialized(runtime, subject, target, value, headers, id))
 
 
@@ -99,6 +104,8 @@ def _check(target: Target, value: Any) -> None:
     if missing:
         raise InvalidMessage(step.name, [(name, "it is missing: give it as an argument of the step") for name in missing])
     step.arguments.validate(bound)
+    if r"\u0000" in dumps(bound).replace(r"\\", ""):
+        raise InvalidMessage(step.name, [("", "it has the character U+0000, which no store keeps")])
 
 
 def _serialized(

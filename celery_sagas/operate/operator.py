@@ -1,6 +1,7 @@
 """The operator: a person, or a program in the place of one, who looks at instances and acts on them."""
 
 import getpass
+import json
 import logging
 import os
 import socket
@@ -47,7 +48,8 @@ class Operator:
         app: The Celery app.
         actor: Who acts: a name that others know, such as a login; at most 200 characters.
         dry_run: Whether acts are only planned: nothing is written.
-        batch: The id of a batch: each verb is done once for each instance, however often it is repeated under this id.
+        batch: The id of a batch: the same act is done once for each instance, however often it is repeated under this id; not
+            a patch with ``change``.
 
     Raises:
         ValueError: The name is empty, or too long.
@@ -153,7 +155,8 @@ class OperatedInstance:
         """
 
         def plan(subject: Subject) -> Plan:
-            return verbs.terminate(subject, failure_to_requester(self._runtime, subject), leave_undone=leave_undone)
+            failure = partial(failure_to_requester, self._runtime, subject)
+            return verbs.terminate(subject, failure, leave_undone=leave_undone)
 
         return self._act("terminate", reason, plan, expected_version)
 
@@ -182,7 +185,8 @@ class OperatedInstance:
         """
         changed = change or partial(patched, values=values, removed=removed)
         most_bytes = self._runtime.settings.max_state_bytes
-        return self._act("patch", reason, lambda subject: verbs.patch(subject, changed, most_bytes), expected_version)
+        about = None if change else [dict(values), list(removed)]
+        return self._act("patch", reason, lambda subject: verbs.patch(subject, changed, most_bytes), expected_version, about)
 
     def fire(self, name: str, reason: str, *, expected_version: int | None = None) -> Done:
         """Have a timeout, or the deadline of a request, come now: the first time, or again.
@@ -195,7 +199,7 @@ class OperatedInstance:
             expected_version: The version that it must have.
         """
         rows = list[str]()
-        done = self._act("fire", reason, partial(self._plan_to_fire, name=name, rows=rows), expected_version)
+        done = self._act("fire", reason, partial(self._plan_to_fire, name=name, rows=rows), expected_version, [name])
         if not self.operator.dry_run:
             self._backend.outbox.hurry(rows[-1:])
         return done
@@ -208,7 +212,7 @@ class OperatedInstance:
             reason: Why.
             expected_version: The version that it must have.
         """
-        return self._act("skip", reason, partial(verbs.skip, name=name), expected_version)
+        return self._act("skip", reason, partial(verbs.skip, name=name), expected_version, [name])
 
     def answer(
         self,
@@ -231,9 +235,8 @@ class OperatedInstance:
         Raises:
             InvalidMessage: The step does not accept the value, or lacks an argument.
         """
-        return self._send(
-            "answer", reason, partial(answer_to, request=request, value=value, arguments=arguments), expected_version
-        )
+        message = partial(answer_to, request=request, value=value, arguments=arguments)
+        return self._send("answer", reason, message, expected_version, [request, value, dict(arguments)])
 
     def fail(
         self,
@@ -256,7 +259,8 @@ class OperatedInstance:
         Raises:
             InvalidMessage: The step lacks an argument.
         """
-        return self._send("fail", reason, partial(failure_to, request=request, text=text, arguments=arguments), expected_version)
+        message = partial(failure_to, request=request, text=text, arguments=arguments)
+        return self._send("fail", reason, message, expected_version, [request, text, dict(arguments)])
 
     @property
     def _runtime(self) -> Runtime:
@@ -271,21 +275,25 @@ class OperatedInstance:
         if not awaited.row:
             raise MisuseError(f"the request {name} of {subject.name} has no deadline that could come", "Answer it, or skip it")
         if not self._backend.outbox.read([awaited.row]):
-            problem = f"the outbox does not have {name} of {subject.name} any more: an earlier release has published it"
-            raise MisuseError(problem, "Have the instance wait for it no longer: celery sagas skip")
+            problem = f"the outbox does not have {name} of {subject.name} any more: it was published, and is not published again"
+            raise MisuseError(problem, "If it does not come, have the instance wait for it no longer: celery sagas skip")
         rows.append(awaited.row)
         return verbs.note(subject, f"{name} comes now", fired=name)
 
-    def _send(self, verb: str, reason: str, message: Callable[..., Sent], expected_version: int | None) -> Done:
+    def _send(
+        self, verb: str, reason: str, message: Callable[..., Sent], expected_version: int | None, about: Sequence[Any]
+    ) -> Done:
         def plan(subject: Subject) -> Plan:
             sent = message(self._runtime, subject)
-            return verbs.note(subject, f"{sent.message.task} gets it", [sent.message], request=sent.request.id)
+            return verbs.settle(subject, sent.request, sent.message)
 
-        return self._act(verb, reason, plan, expected_version)
+        return self._act(verb, reason, plan, expected_version, about)
 
-    def _act(self, verb: str, reason: str, plan: Planner, expected_version: int | None) -> Done:
+    def _act(self, verb: str, reason: str, plan: Planner, expected_version: int | None, about: Sequence[Any] | None = ()) -> Done:
+        """Act on it; what the act is about tells it from others of its verb, and is ``None`` if that cannot be said."""
         operator = self.operator
-        id = derived_id(operator.batch, verb) if operator.batch else str(uuid4())
+        is_once = bool(operator.batch) and about is not None
+        id = derived_id(operator.batch, json.dumps([verb, about], default=str)) if is_once else str(uuid4())
         act = Act(verb, operator.actor, checked_text("reason", reason, REASON_CHARACTERS), id)
         services = self._runtime.services_of(self.saga)
         done = perform(services, self.saga, self.lookup, act, plan, expected_version=expected_version, dry_run=operator.dry_run)

@@ -1,5 +1,6 @@
 """Patches of states, as JSON values: what is set and removed, by paths such as ``lines.0.sku``."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -75,3 +76,13 @@ def restored(edited: Any, fields: Any) -> Any:
     if fields is NOTHING:
         raise ValueError(f"{MARK} stands where no hidden value is: write a value")
     return fields
+
+
+def finite(value: Any) -> Any:
+    """Return JSON values as they are.
+
+    Raises:
+        ValueError: There is a number among them that JSON cannot have, such as 1e999.
+    """
+    json.dumps(value, allow_nan=False)
+    return value

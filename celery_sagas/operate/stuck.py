@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from celery_sagas.core.registry import registry
 from celery_sagas.core.saga import SagaDefinition
-from celery_sagas.errors import UnreadableState
+from celery_sagas.engine.instance import pending_of
+from celery_sagas.errors import NewerState, UnreadableState
 from celery_sagas.operate.choosing import idle_for
 from celery_sagas.operate.explain import LATE_MS, Verdict
 from celery_sagas.operate.groups import GROUPED, grouped
@@ -18,6 +19,8 @@ from celery_sagas.stores.records import ID, DeadLetter, Lookup, OutboxGlance
 
 #: How many characters of an error are shown.
 _ERROR = 100
+#: How many pages of messages that were not handled are looked at, of which some may wait with their instances.
+_PAGES = 10
 
 
 class Trouble(NamedTuple):
@@ -64,27 +67,51 @@ class Look:
 
     def _of_rows(self, now: int) -> Iterator[Trouble]:
         """Yield the messages that were not handled for long, cannot be published, or that no relay has taken."""
-        outbox, most = self.backend.outbox, min(self.limit, MOST)
-        rows = [*outbox.tried(now - LATE_MS, most), *outbox.overdue(now - LATE_MS, most)]
-        keys: dict[str, str] = {}
-        for row in rows:
-            saga = _saga_of(row)
-            if saga in self.sagas or self.is_whole:
-                if row.instance_id not in keys:
-                    keys[row.instance_id] = self._key(saga, row.instance_id)
-                name, key = saga.name if saga else "", keys[row.instance_id]
-                since = row.tried_at or row.due_at or row.available_at
-                verdict = Verdict.UNSENT if row.attempts or row.kind == "sent" else Verdict.OVERDUE
-                yield Trouble(verdict.value, name, key, row.instance_id, since, now - since, row.task, 1, _sentence(row, now))
+        keys, waiting = dict[str, str](), set[str]()
+        for rows in (self._tried(now - LATE_MS), self.backend.outbox.overdue(now - LATE_MS, min(self.limit, MOST))):
+            yield from islice(filter(None, (self._of_row(row, now, keys, waiting) for row in rows)), self.limit)
 
-    def _key(self, saga: SagaDefinition | None, id: str) -> str:
+    def _tried(self, until: int) -> Iterator[OutboxGlance]:
+        page = self.backend.outbox.tried(until, MOST)
+        for _ in range(_PAGES):
+            yield from page
+            page = self.backend.outbox.tried(until, MOST, page[-1].place) if page else []
+
+    def _of_row(self, row: OutboxGlance, now: int, keys: dict[str, str], waiting: set[str]) -> Trouble | None:
+        """Return the trouble with a row; ``None`` if it has none, or is of another saga.
+
+        Args:
+            row: The row.
+            now: The store's time.
+            keys: Of the instances that were looked at, by their ids.
+            waiting: The ids of the messages that have come, and wait with these.
+        """
+        saga = _saga_of(row)
+        if saga not in self.sagas and not self.is_whole:
+            return None
+        if row.instance_id not in keys:
+            keys[row.instance_id], held = self._key(saga, row.instance_id)
+            waiting |= held
+        if row.message_id in waiting:
+            return None
+        name, key, since = saga.name if saga else "", keys[row.instance_id], row.tried_at or row.due_at or row.available_at
+        verdict = Verdict.UNSENT if row.attempts or row.kind == "sent" else Verdict.OVERDUE
+        return Trouble(verdict.value, name, key, row.instance_id, since, now - since, row.task, 1, _sentence(row, now))
+
+    def _key(self, saga: SagaDefinition | None, id: str) -> tuple[str, set[str]]:
+        """Return the key of an instance, and the ids of the messages that wait with it."""
         if saga is None or not id:
-            return ""
+            return "", set()
         try:
             record = self.backend.sagas.find(Lookup(saga.names, ID, id)).record
         except UnreadableState:
-            return ""
-        return record.key if record else ""
+            return "", set()
+        if record is None:
+            return "", set()
+        try:
+            return record.key, {each.id for each in pending_of(record).deferred}
+        except (UnreadableState, NewerState):
+            return record.key, set()
 
     def _of_dead_letters(self, now: int) -> Iterator[Trouble]:
         names = {name for saga in self.sagas for name in saga.names}

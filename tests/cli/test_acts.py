@@ -18,7 +18,9 @@ from celery_sagas.errors import MisuseError, StoreUnavailable
 from celery_sagas.operate.operator import OperatedInstance, Operator, default_actor
 from celery_sagas.signals import instance_operated
 from celery_sagas.stores.records import KEY, Lookup
+from celery_sagas.testing.samples import HOUR
 from celery_sagas.worker.runtime import runtime_of
+from celery_sagas.worker.serialization import deserialized
 from tests.apps import Worker, backend_of
 from tests.cli.test_describe import run
 from tests.cli.test_tables import is_safe
@@ -27,6 +29,8 @@ from tests.every_store import stored_app, url
 __all__ = ["stored_app", "url"]
 
 WHY = ("--reason", "INC-881", "--actor", "ann")
+#: What a step fails with.
+UNLUCKY = 13
 HOSTILE = "\x1b[2J\n\u202ex"
 
 
@@ -77,6 +81,8 @@ def shop(definitions: None) -> Any:
 
     @Order.handles
     def weighed(order: Order, answer: int) -> None:
+        if answer == UNLUCKY:
+            raise ValueError("it has no such weight")
         order.notes.append(f"weighs {answer}")
 
     @Order.handles
@@ -127,6 +133,15 @@ def state(app: Celery) -> dict[str, Any]:
     assert record is not None, "there is no order 42"
     fields: dict[str, Any] = json.loads(record.data)
     return fields
+
+
+def relay(app: Celery) -> None:
+    """Publish what is due, and keep the rows of timeouts."""
+    outbox = backend_of(app).outbox
+    rows = outbox.claim_due("relay", 9, 60_000)
+    for row in rows:
+        deserialized(app, row.payload).apply_async()
+    outbox.confirm("relay", [row.id for row in rows], 60_000)
 
 
 def shown(app: Celery) -> dict[str, Any]:
@@ -190,6 +205,17 @@ class TestPause:
             "text": "is paused: its messages wait until it is resumed",
         }
 
+    def test_what_waits_is_not_stuck(self, app: Celery, order: Any, monkeypatch: pytest.MonkeyPatch, worker: Worker) -> None:
+        monkeypatch.setattr("celery_sagas.operate.stuck.LATE_MS", -HOUR)
+        runtime_of(app).resend_after_s = 0
+        instance = Operator(app, "ann").instance(order, "42")
+        instance.fire("delivery", "INC-1")
+        relay(app)
+        assert "order.remind" in run(app, "stuck").output
+        instance.pause("INC-1")
+        worker.run()
+        assert "order.remind" not in run(app, "stuck").output
+
 
 class TestNames:
     @pytest.mark.parametrize(
@@ -202,6 +228,7 @@ class TestNames:
             (["pause", "order", "43", *WHY], "There is no order with order_id='43': none was started"),
             (["pause", "order", "42", "--reason", ""], "reason= takes a text, and is empty"),
             (["pause", "order", "42", "--reason", "x" * 2_001], "at most 2,000 characters"),
+            (["pause", "order", "42", "--reason", "x", "--actor", ""], "actor= takes a text, and is empty"),
             (["pause", "order", "42", "--reason", "x", "--actor", "a" * 201], "at most 200 characters"),
             (["pause", "order", "42", "--expect-version", "1", *WHY], "has version 2, and 1 was expected"),
             (["fire", "order", "42", *WHY], "give SAGA KEY NAME"),
@@ -273,19 +300,55 @@ class TestPatch:
         assert "4711" not in json.dumps(fields)
         file = tmp_path / "state.json"
         file.write_text(json.dumps({**fields, "city": "Bergen"}))
-        assert run(app, "patch", "order", "42", "--file", str(file), *WHY).exit_code == 0
+        assert "say of which version they are" in run(app, "patch", "order", "42", "--file", str(file), *WHY).output
+        assert run(app, "patch", "order", "42", "--file", str(file), "--expect-version", "2", *WHY).exit_code == 0
         assert (state(app)["city"], state(app)["card"]["number"]) == ("Bergen", "4711")
 
     @pytest.mark.parametrize(("text", "problem"), [("{", "it is no JSON"), ("[]", "it is no JSON object")])
     def test_file_without_an_object(self, app: Celery, order: Any, tmp_path: Path, text: str, problem: str) -> None:
         file = tmp_path / "state.json"
         file.write_text(text)
-        assert problem in run(app, "patch", "order", "42", "--file", str(file), *WHY).output
+        assert problem in run(app, "patch", "order", "42", "--file", str(file), "--expect-version", "2", *WHY).output
 
     def test_edit(self, app: Celery, order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(click, "edit", lambda text, extension: text.replace('"Oslo"', '"Bergen"'))
         assert run(app, "patch", "order", "42", "--edit", *WHY).exit_code == 0
         assert (state(app)["city"], state(app)["card"]["number"]) == ("Bergen", "4711")
+
+    def test_edit_that_comes_too_late(self, app: Celery, order: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """A message has changed the order meanwhile: the text is kept."""
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+        def edit(text: str, extension: str) -> str:
+            Operator(app, "bob").instance(order, "42").patch("meanwhile", values={"notes": ["n"]})
+            return text.replace('"Oslo"', '"Bergen"')
+
+        monkeypatch.setattr(click, "edit", edit)
+        result = run(app, "patch", "order", "42", "--edit", *WHY)
+        assert (result.exit_code, "a message has changed the instance meanwhile" in result.output) == (1, True)
+        (kept,) = tmp_path.glob("patch-*.json")
+        assert '"Bergen"' in kept.read_text()
+        assert "4711" not in kept.read_text()
+        assert (state(app)["city"], state(app)["notes"]) == ("Oslo", ["n"])
+
+    @pytest.mark.parametrize(("old", "new"), [('"placed"', '"lost"'), ("{", "")])
+    def test_edit_that_is_not_valid(
+        self, app: Celery, order: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, old: str, new: str
+    ) -> None:
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        monkeypatch.setattr(click, "edit", lambda text, extension: text.replace(old, new, 1))
+        result = run(app, "patch", "order", "42", "--edit", *WHY)
+        assert (result.exit_code, "Nothing was stored; your text is in" in result.output) == (1, True)
+        assert len(list(tmp_path.glob("patch-*.json"))) == 1
+
+    @pytest.mark.parametrize(
+        ("words", "problem"),
+        [(["--set", "trakcing=1"], "trakcing: there is no such field"), (["--set", "notes=[1e999]"], "is no JSON")],
+    )
+    def test_values_that_cannot_be(self, app: Celery, order: Any, words: list[str], problem: str) -> None:
+        result = run(app, "patch", "order", "42", *words, *WHY)
+        assert (result.exit_code != 0, problem in result.output) == (True, True)
+        assert state(app)["notes"] == []
 
     def test_edit_that_is_given_up(self, app: Celery, order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(click, "edit", lambda text, extension: None)
@@ -332,6 +395,22 @@ class TestAnswer:
     def test_value_that_the_step_does_not_take(self, app: Celery, order: Any) -> None:
         result = run(app, "answer", "order", "42", weigh.name, "--value", '"heavy"', *WHY)
         assert (result.exit_code, "answer: Input should be a valid integer" in result.output) == (1, True)
+
+    def test_again_after_the_step_has_failed_with_it(self, app: Celery, order: Any, worker: Worker) -> None:
+        """The second answer is another message."""
+        instance = Operator(app, "ann").instance(order, "42")
+        with app.connection_for_write() as connection, connection.channel() as channel:
+            channel.queue_purge(app.conf.task_default_queue)  # nobody will ever weigh it
+        instance.answer(weigh.name, UNLUCKY, "by mistake")
+        worker.run()
+        assert backend_of(app).dead.count() == 1
+        instance.answer(weigh.name, 7, "as it is")
+        worker.run()
+        assert state(app)["notes"] == ["weighs 7"]
+
+    def test_text_that_no_store_keeps(self, app: Celery, order: Any) -> None:
+        result = run(app, "answer", "order", "42", charge.name, "--value", '"a\\u0000"', "--argument", 'by="x"', *WHY)
+        assert (result.exit_code, "U+0000" in result.output) == (1, True)
 
     def test_failure_is_final(self, app: Celery, order: Any, worker: Worker) -> None:
         result = run(app, "answer", "order", "42", charge.name, "--fail", "the bank is closed", *WHY)
@@ -470,10 +549,18 @@ class TestAudit:
 class TestOperator:
     def test_batch_is_done_once(self, app: Celery, order: Any) -> None:
         for changed in (True, False):
-            operator = Operator(app, "ann", batch="2026-11-28")
-            done = operator.instance("order", "42").patch("INC-1", values={"city": "Bergen" if changed else "Oslo"})
-            assert done.changed is changed
-        assert state(app)["city"] == "Bergen"
+            instance = Operator(app, "ann", batch="INC-1").instance("order", "42")
+            assert instance.patch("INC-1", values={"city": "Bergen"}).changed is changed
+            Operator(app, "bob").instance(order, "42").patch("INC-2", values={"city": "Rome"})
+        assert state(app)["city"] == "Rome"
+
+    def test_batch_tells_acts_apart(self, app: Celery, order: Any) -> None:
+        instance = Operator(app, "ann", batch="INC-1").instance(order, "42")
+        assert [instance.fire(name, "r").changed for name in ("delivery", charge.name, "delivery")] == [True, True, False]
+        assert instance.patch("r", values={"city": "Bergen"}).changed
+        assert instance.patch("r", values={"city": "Rome"}).changed
+        assert not instance.patch("r", values={"city": "Bergen"}).changed
+        assert state(app)["city"] == "Rome"
 
     def test_dry_run(self, app: Celery, order: Any) -> None:
         done = Operator(app, "ann", dry_run=True).instance(order, tracking="1Z").fire("delivery", "INC-1")

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,15 +10,24 @@ import pytest
 from pydantic_core import from_json
 
 from celery_sagas.core.pending import PAUSED
-from celery_sagas.core.requests.requests import ReplyKind
+from celery_sagas.core.requests.requests import ReplyKind, Target
 from celery_sagas.core.sending import SerializedMessage
 from celery_sagas.engine.acts.acting import Act, Done, Planner, Subject, perform
-from celery_sagas.engine.acts.verbs import note, patch, pause, resume, skip, terminate
+from celery_sagas.engine.acts.verbs import note, patch, pause, resume, settle, skip, terminate
 from celery_sagas.engine.instance import lookup_in
 from celery_sagas.engine.outcomes import Kind, read_entry
-from celery_sagas.errors import InvalidState, KeyTaken, MisuseError, NewerState, RevisionConflict, SagaNotFound, TooManyDeferred
+from celery_sagas.errors import (
+    ConfigurationError,
+    InvalidState,
+    KeyTaken,
+    MisuseError,
+    NewerState,
+    RevisionConflict,
+    SagaNotFound,
+    TooManyDeferred,
+)
 from celery_sagas.stores.memory.backend import MemoryBackend
-from celery_sagas.stores.records import KEY, Change
+from celery_sagas.stores.records import KEY, Change, Lookup
 from celery_sagas.testing.samples import effects
 from tests.engine.conftest import Engine
 from tests.engine.test_deferring import NOTED, noted
@@ -53,7 +63,20 @@ def changing(**fields: Any) -> Callable[[Subject], Any]:
 
 def ending(failure: SerializedMessage | None = None, *, leave_undone: bool = False) -> Callable[[Subject], Any]:
     """Return the plan of a termination."""
-    return lambda subject: terminate(subject, failure, leave_undone=leave_undone)
+    return lambda subject: terminate(subject, lambda: failure, leave_undone=leave_undone)
+
+
+def awaiting(made: Tickets, **changes: Any) -> None:
+    """Have the ticket wait for a request of another kind."""
+    pending = made.pending
+    pending.requests["r1"] = replace(pending.requests["r1"], **changes)
+    rewrite(made, pending.text())
+
+
+def with_data(engine: Engine, made: Tickets, data: str) -> None:
+    """Have the store keep another state of the ticket."""
+    record = made.record
+    engine.backend.sagas.update(record, Change(("ticket",), record.schema_version, data, record.pending), effects(record))
 
 
 class TestPause:
@@ -297,14 +320,70 @@ class TestPatch:
 
     def test_repairs_what_cannot_be_read(self, engine: Engine) -> None:
         made = tickets(engine)
-        record = made.record
-        damaged = Change(("ticket",), record.schema_version, '{"number": "1", "status": "lost"}', record.pending)
-        engine.backend.sagas.update(record, damaged, effects(record))
+        with_data(engine, made, '{"number": "1", "status": "lost"}')
         assert act(engine, changing(status="open")).changed
         assert made.data["status"] == "open"
 
+    @pytest.mark.parametrize("data", ["", "{", "[1]", "null", "5"])
+    def test_replaces_what_is_no_object(self, engine: Engine, data: str) -> None:
+        made = tickets(engine)
+        with_data(engine, made, data)
+        done = act(engine, lambda subject: patch(subject, lambda _: {"number": "1", "status": "open", "code": "c1"}, 10_000))
+        assert (done.changed, done.before) == (True, "{}")
+        assert made.data["status"] == "open"
+
+    def test_last_alternate_key_is_removed_and_set_again(self, engine: Engine) -> None:
+        made = tickets(engine)
+        engine.handle(made.begin, id="b2", number="2")
+        by_code = Lookup(("ticket",), "code", "c1")
+        act(engine, changing(code=None))
+        assert made.pending.keys == {}
+        assert engine.backend.sagas.find(by_code).record is None
+        act(engine, changing(code="c1"), id="act-2")
+        assert engine.backend.sagas.find(by_code).record == made.record
+        with pytest.raises(KeyTaken):
+            engine.handle(made.begin, id="b3", number="2", code="c1")
+
+    def test_field_that_there_is_none_of(self, engine: Engine) -> None:
+        made = tickets(engine)
+        with pytest.raises(InvalidState, match=r"cod: there is no such field.*the fields are number, code, status, seen"):
+            act(engine, changing(cod="c2"))
+        assert "cod" not in made.data
+
+    def test_field_of_newer_code_stays(self, engine: Engine) -> None:
+        made = tickets(engine)
+        with_data(engine, made, '{"number": "1", "code": "c1", "newer": 1}')
+        act(engine, changing(status="open"))
+        assert made.data["newer"] == 1
+
+    def test_state_and_what_it_waits_for_are_too_large_together(self, engine: Engine) -> None:
+        made = tickets(engine)
+        room = 10_000 - len(made.record.data) - len(made.record.pending)
+        with pytest.raises(InvalidState, match="with what it waits for it has"):
+            act(engine, changing(seen=["x" * room]))
+
 
 class TestSkip:
+    @pytest.mark.parametrize(
+        ("changes", "problem"),
+        [
+            ({"undoes": "w"}, "is being undone, and goes on only with an outcome of charge"),
+            ({"is_undone": True}, "is being undone, and goes on only with an outcome of charge"),
+            ({"undo": Target("refund")}, "what charge does for ticket '1' can be undone"),
+        ],
+    )
+    def test_undo_is_not_lost(self, engine: Engine, changes: dict[str, Any], problem: str) -> None:
+        made = tickets(engine)
+        awaiting(made, **changes)
+        with pytest.raises(MisuseError, match=problem):
+            act(engine, partial(skip, name="r1"))
+
+    def test_request_that_was_not_sent_is_never_sent(self, engine: Engine) -> None:
+        made = tickets(engine)
+        awaiting(made, sent_row=made.pending.timeouts["once"].row, sent_at=1)
+        act(engine, partial(skip, name="r1"))
+        assert made.pending.timeouts["once"].row not in [row.id for row in rows(engine.backend)]
+
     @pytest.mark.parametrize(
         ("name", "what"), [("once", "timeout"), ("often", "series"), ("r1", ReplyKind.ANSWER), ("charge", ReplyKind.ANSWER)]
     )
@@ -332,3 +411,31 @@ def test_note_sends_messages_and_leaves_the_instance(engine: Engine) -> None:
     (entry,) = (each for each in made.entries if each.outcome == "operated")
     assert (entry.step, entry.version) == ("ticket.(operator)", 0)
     assert from_json(entry.detail)["request"] == "r1"
+
+
+def test_request_that_was_not_sent_and_is_answered_is_never_sent(engine: Engine) -> None:
+    made = tickets(engine)
+    row = made.pending.timeouts["once"].row  # in the place of its message's
+    awaiting(made, sent_row=row, sent_at=1)
+    version = made.record.version
+    done = act(engine, lambda subject: settle(subject, subject.pending.requests["r1"], FAILURE))
+    assert (done.version, engine.publisher.ids) == (version + 1, ["f1"])
+    assert row not in [each.id for each in rows(engine.backend)]
+    assert made.pending.requests["r1"].sent_row == ""
+
+
+def test_backend_without_an_audit_is_refused(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = tickets(engine)
+    monkeypatch.setattr(MemoryBackend, "has_audit", False)
+    with pytest.raises(ConfigurationError, match="a backend without Audit"):
+        act(engine, pause)
+    assert made.pending.paused is None
+
+
+def test_act_that_the_journal_has_forgotten_is_done_again(engine: Engine, backend: MemoryBackend) -> None:
+    """With an entry of its own in the audit."""
+    tickets(engine)
+    act(engine, pause)
+    backend.journal.purge(-1, 100)
+    act(engine, resume)
+    assert [entry.action for entry in backend.audit.recent(9).entries] == ["act", "act"]

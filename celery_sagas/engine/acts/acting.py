@@ -25,6 +25,7 @@ from celery_sagas.errors import (
     SagaNotFound,
 )
 from celery_sagas.stores.operations import Commit, Update
+from celery_sagas.stores.optional import no_audit
 from celery_sagas.stores.ports import SagaStore
 from celery_sagas.stores.records import KEY, AuditEntry, Change, Effects, Entry, Lookup, Outgoing, Record
 
@@ -78,7 +79,6 @@ class Subject:
     now: int  #: by the store's clock; milliseconds since the epoch
     owner: str  #: the lease token of this process
     grace_ms: int
-    is_audited: bool  #: whether its backend keeps an audit
 
     @cached_property
     def pending(self) -> Pending:
@@ -113,7 +113,8 @@ class Subject:
         pending, record = self.pending, self.record
         added_keys, removed_keys = ((), ()) if keys is None else difference(pending.keys, dict(keys))
         added_tags, removed_tags = ((), ()) if tags is None else difference(pending.tags, dict(tags))
-        pending.keys, pending.tags = dict(keys or pending.keys), dict(pending.tags if tags is None else tags)
+        pending.keys = pending.keys if keys is None else dict(keys)
+        pending.tags = pending.tags if tags is None else dict(tags)
         effects = self.effects(Kind.OPERATED, messages, **about)
         change = Change(
             self.saga.names,
@@ -156,14 +157,12 @@ class Subject:
         )
         return Effects(entry, rows, self.owner, self.grace_ms, audit=self._audit(entry, about))
 
-    def _audit(self, entry: Entry, about: Mapping[str, Any]) -> AuditEntry | None:
+    def _audit(self, entry: Entry, about: Mapping[str, Any]) -> AuditEntry:
         """Return what the audit keeps of the act, which outlives the journal: not the final state, which may be large."""
-        if not self.is_audited:
-            return None
         act, kept = self.act, {name: value for name, value in about.items() if name != FINAL}
         detail = to_json(kept).decode() if kept else NOTHING
         whose = entry.saga, entry.key, entry.instance_id, entry.version
-        return AuditEntry(entry.message_id, act.actor, act.name, act.reason, *whose, detail)
+        return AuditEntry(self.run_id, act.actor, act.name, act.reason, *whose, detail)
 
     @property
     def name(self) -> str:
@@ -190,17 +189,20 @@ def perform(
     Raises:
         SagaNotFound: There is no such instance.
         MisuseError: It has another version than the expected one, or the act does not fit it.
+        ConfigurationError: The backend keeps no audit.
         RevisionConflict: It was changed each time, or is locked.
         StoreError: It is unknown whether it was done; repeating the call with the same act completes it.
     """
     backend, conflicts = services.backend, Conflicts(services.conflict_retries)
+    if not backend.has_audit:
+        raise no_audit(backend.url, f"what operators do to {saga.cls.__qualname__}")
     while True:
         found = backend.sagas.find(lookup)
         record = found.record
         if record is None:
             completed = lookup.property == KEY and backend.journal.outcome_of(saga.names, lookup.value) is not None
             raise SagaNotFound(saga.name, shown_property(saga, lookup), lookup.value, completed)
-        about = (backend.outbox.time(), services.terms.owner, services.terms.grace_ms, backend.has_audit)
+        about = (backend.outbox.time(), services.terms.owner, services.terms.grace_ms)
         subject = Subject(saga, record, act, found.new_id, *about)
         if expected_version is not None and record.version != expected_version:
             problem = f"{subject.name} has version {record.version}, and {expected_version} was expected"

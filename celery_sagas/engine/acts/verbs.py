@@ -1,12 +1,13 @@
 """The verbs: what an operator may do to an instance."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from pydantic_core import from_json, to_json
 
 from celery_sagas.core.codec import dump, load
-from celery_sagas.core.pending import PAUSED, Pause, Pending
+from celery_sagas.core.pending import NOTHING, PAUSED, Pause, Pending
 from celery_sagas.core.requests.requests import Request
 from celery_sagas.core.sending import SerializedMessage
 from celery_sagas.core.state import State
@@ -46,12 +47,12 @@ def resume(subject: Subject) -> Plan:
     return Plan(subject.update(tags=tags), text)
 
 
-def terminate(subject: Subject, failure: SerializedMessage | None, *, leave_undone: bool) -> Plan:
+def terminate(subject: Subject, failure: Callable[[], SerializedMessage | None], *, leave_undone: bool) -> Plan:
     """End the instance where it stands: no step of it runs.
 
     Args:
         subject: The instance.
-        failure: The message to whoever waits for its answer, if anybody does.
+        failure: Returns the message to whoever waits for its answer, if anybody does.
         leave_undone: Whether it may end although something of it could be undone.
 
     Raises:
@@ -72,8 +73,8 @@ def terminate(subject: Subject, failure: SerializedMessage | None, *, leave_undo
         kept[FINAL] = FinalState(
             data=record.data, schema_version=record.schema_version, created_at=record.created_at
         ).model_dump()
-    messages = [failure] if failure else []
-    effects = subject.effects(Kind.COMPLETED, messages, reason=TERMINATED, **kept)
+    told = failure()
+    effects = subject.effects(Kind.COMPLETED, [told] if told else [], reason=TERMINATED, **kept)
     return Plan(Delete(record, effects), f"is terminated{_with_messages(len(pending.released))}")
 
 
@@ -92,22 +93,26 @@ def patch(subject: Subject, change: Callable[[dict[str, Any]], dict[str, Any]], 
     """
     saga, record, pending = subject.saga, subject.record, subject.pending
     before = _upgraded(subject)
-    state, unknown = _loaded(subject, to_json(change(dict(from_json(before)))).decode())
+    stored = from_json(before)
+    state, unknown = _loaded(subject, to_json(change(from_json(before))).decode())
+    if names := sorted(unknown.keys() - stored.keys()):
+        problems = [(name, "there is no such field") for name in names]
+        raise InvalidState(saga.name, record.key, problems, f"the fields are {', '.join(saga.fields)}")
     if key_of(saga, record.key, state) != record.key:
         fields = ", ".join(saga.correlate_by)
         raise InvalidState(saga.name, record.key, [(fields, "the correlation key is the instance's for life")], _OTHER_VALUES)
     after = dump(saga, record.key, state, unknown)
-    if (size := len(after.encode())) > most_bytes:
-        problem = f"it has {size:,} bytes; saga_max_state_bytes allows {most_bytes:,}"
-        raise InvalidState(saga.name, record.key, [("", problem)], _OTHER_VALUES)
     if after == before and record.schema_version == saga.schema_version:
         return Plan(None, "its state is like that already", before, after)
     if not pending.paused:
         _release_all(pending)  # it may be in another status
     tags = tags_of(saga, record.key, state) | (dict([PAUSED]) if pending.paused else {})
     keys = alternate_keys_of(saga, record.key, state)
-    paths = _changed(from_json(before), from_json(after))
+    paths = _changed(stored, from_json(after))
     commit = subject.update(data=after, schema_version=saga.schema_version, keys=keys, tags=tags, fields=paths)
+    if (size := sum(len(text.encode()) for text in (after, commit.change.pending))) > most_bytes:
+        problem = f"with what it waits for it has {size:,} bytes; saga_max_state_bytes allows {most_bytes:,}"
+        raise InvalidState(saga.name, record.key, [("", problem)], _OTHER_VALUES)
     return Plan(commit, f"has changed: {', '.join(paths) or 'only its schema'}", before, after)
 
 
@@ -119,14 +124,32 @@ def skip(subject: Subject, name: str) -> Plan:
         name: Of the timeout; or the id of the request, or of its task if it is the only one.
 
     Raises:
-        MisuseError: It waits for nothing of that name.
+        MisuseError: It waits for nothing of that name, or what it has asked for is, or could be, undone.
     """
     awaited, pending = awaited_by(subject, name), subject.pending
     if isinstance(awaited, Timeout):
         pending.unschedule(name)
         return Plan(subject.update(skipped=name), f"waits no longer for the timeout {name}")
+    if awaited.undoes or awaited.is_undone:
+        problem = f"{subject.name} is being undone, and goes on only with an outcome of {awaited.task}"
+        raise MisuseError(problem, "Answer it in the place of the task: celery sagas answer")
+    if awaited.undo:
+        problem = f"what {awaited.task} does for {subject.name} can be undone, which it could not if nobody waited for it"
+        raise MisuseError(problem, "Have its deadline come now: celery sagas fire")
     pending.remove(awaited)
+    _leave_unsent(pending, awaited)
     return Plan(subject.update(skipped=awaited.id), f"waits no longer for {awaited.task}")
+
+
+def settle(subject: Subject, request: Request, message: SerializedMessage) -> Plan:
+    """Send the outcome of a request in the place of the task that was asked; if that was not sent yet, it never is."""
+    text = f"{message.task} gets it"
+    if not request.sent_row:
+        return note(subject, text, [message], request=request.id)
+    pending = subject.pending
+    _leave_unsent(pending, request)
+    pending.requests[request.id] = replace(request, sent_row="", sent_at=0)
+    return Plan(subject.update(messages=[message], request=request.id), text)
 
 
 def note(subject: Subject, text: str, messages: Sequence[SerializedMessage] = (), **about: Any) -> Plan:
@@ -155,6 +178,12 @@ def awaited_by(subject: Subject, name: str) -> Timeout | Request:
     raise MisuseError(f"{subject.name} does not wait for {name}", f"It waits for {known}")
 
 
+def _leave_unsent(pending: Pending, request: Request) -> None:
+    """Cancel the message of a request that waits for its time, if it does."""
+    if request.sent_row and not request.members:
+        pending.cancelled.append(request.sent_row)
+
+
 def _release_all(pending: Pending) -> None:
     for deferred in list(pending.deferred):
         pending.release(deferred)
@@ -167,14 +196,17 @@ def _with_messages(count: int) -> str:
 
 
 def _upgraded(subject: Subject) -> str:
-    """Return the state as today's code stores it; as it is, if that code cannot read it."""
+    """Return the state as today's code stores it; as it is, if that code cannot read it; without a field, if it is no object."""
     saga, record = subject.saga, subject.record
     try:
         return dump(saga, record.key, *load(saga, record.key, record.data, record.schema_version))
     except (UnreadableState, InvalidState):
         if record.schema_version < saga.schema_version:
             raise
-        return record.data
+    try:
+        return record.data if isinstance(from_json(record.data), dict) else NOTHING
+    except ValueError:
+        return NOTHING
 
 
 def _loaded(subject: Subject, data: str) -> tuple[State, dict[str, Any]]:
