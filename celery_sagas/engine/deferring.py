@@ -39,7 +39,7 @@ def turn_away(run: Run, record: Record, state: State) -> Update:
         TooManyDeferred: No more messages can wait with the instance.
     """
     step, delivery = run.step, run.delivery
-    is_paused = pending_of(record).paused is not None
+    is_paused = context_of(state).pending.paused is not None
     deferral = delivery.deferral() if delivery.deferral and (is_paused or step.is_deferred) else None
     if is_paused and deferral is not None:
         return _defer(run, record, state, deferral, 0)
