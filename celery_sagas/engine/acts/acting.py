@@ -76,7 +76,7 @@ class Subject:
     record: Record
     act: Act
     run_id: str  #: the ids of the rows of the commit begin with it
-    now: int  #: by the store's clock; milliseconds since the epoch
+    now: Callable[[], int]  #: returns the store's time, in milliseconds since the epoch
     owner: str  #: the lease token of this process
     grace_ms: int
 
@@ -197,13 +197,8 @@ def perform(
     if not backend.has_audit:
         raise no_audit(backend.url, f"what operators do to {saga.cls.__qualname__}")
     while True:
-        found = backend.sagas.find(lookup)
-        record = found.record
-        if record is None:
-            completed = lookup.property == KEY and backend.journal.outcome_of(saga.names, lookup.value) is not None
-            raise SagaNotFound(saga.name, shown_property(saga, lookup), lookup.value, completed)
-        about = (backend.outbox.time(), services.terms.owner, services.terms.grace_ms)
-        subject = Subject(saga, record, act, found.new_id, *about)
+        subject = _found(services, saga, lookup, act)
+        record = subject.record
         if expected_version is not None and record.version != expected_version:
             problem = f"{subject.name} has version {record.version}, and {expected_version} was expected"
             raise MisuseError(problem, "See what has changed it, and decide again")
@@ -225,6 +220,15 @@ def perform(
             effects = planned.commit.effects
             services.dispatcher.dispatch(effects.outgoing, called_at)
             return done._replace(version=effects.entry.version or record.version, changed=True)
+
+
+def _found(services: Services, saga: SagaDefinition, lookup: Lookup, act: Act) -> Subject:
+    backend, terms = services.backend, services.terms
+    found = backend.sagas.find(lookup)
+    if found.record is None:
+        completed = lookup.property == KEY and backend.journal.outcome_of(saga.names, lookup.value) is not None
+        raise SagaNotFound(saga.name, shown_property(saga, lookup), lookup.value, completed)
+    return Subject(saga, found.record, act, found.new_id, backend.outbox.time, terms.owner, terms.grace_ms)
 
 
 def _refuse_taken_keys(sagas: SagaStore, saga: SagaDefinition, update: Update) -> None:

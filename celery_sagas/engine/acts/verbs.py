@@ -31,7 +31,7 @@ def pause(subject: Subject) -> Plan:
     pending, act = subject.pending, subject.act
     if before := pending.paused:
         return Plan(None, f"{before.actor} has paused it already: {before.reason}")
-    pending.paused = Pause(subject.now, act.actor, act.reason)
+    pending.paused = Pause(subject.now(), act.actor, act.reason)
     return Plan(subject.update(tags={**pending.tags, **dict([PAUSED])}), "is paused: its messages wait until it is resumed")
 
 
