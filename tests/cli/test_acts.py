@@ -1,7 +1,6 @@
 """Acts of operators, from the command line to the store and back to the steps."""
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +24,7 @@ from tests.apps import Worker, backend_of
 from tests.cli.test_describe import run
 from tests.cli.test_tables import is_safe
 from tests.every_store import stored_app, url
+from tests.waiting import wait_until
 
 __all__ = ["stored_app", "url"]
 
@@ -455,6 +455,13 @@ class TestStores:
         assert outbox.count() == 0
 
 
+def tick(app: Celery) -> None:
+    """Wait until the clock of the store shows another time."""
+    outbox = backend_of(app).outbox
+    before = outbox.time()
+    wait_until(lambda: outbox.time() > before, "another time")
+
+
 def paused(app: Celery) -> list[Any]:
     """Return the paused orders."""
     return list(backend_of(app).instances.tagged("order", PAUSED, 10).instances)
@@ -463,7 +470,7 @@ def paused(app: Celery) -> list[Any]:
 class TestAudit:
     def test_who_has_done_what_and_why(self, app: Celery, order: Any) -> None:
         run(app, "pause", "order", "42", "--reason", "INC-1", "--actor", "ann")
-        time.sleep(0.002)
+        tick(app)
         run(app, "resume", "order", "42", "--reason", "INC-2", "--actor", "bob")
         known = [json.loads(line) for line in run(app, "audit", "--json").output.splitlines()]
         assert [(each["actor"], each["action"], each["reason"]) for each in known] == [
@@ -490,9 +497,9 @@ class TestAudit:
     )
     def test_some(self, app: Celery, order: Any, words: list[str], actions: list[str]) -> None:
         Operator(app, "bob").instance(order, "42").pause("INC-1")
-        time.sleep(0.002)
+        tick(app)
         Operator(app, "ann").instance(order, "42").fire("delivery", "INC-2")
-        time.sleep(0.002)
+        tick(app)
         known = [json.loads(line) for line in run(app, "audit", "--json", *words).output.splitlines()]
         assert [each["action"] for each in known] == actions
 
