@@ -18,6 +18,7 @@ from celery_sagas.errors import InvalidState
 from celery_sagas.operate.operator import OperatedInstance, Operator, checked_text, default_actor
 from celery_sagas.operate.patching import NOTHING, finite, patched, restored
 from celery_sagas.operate.redact import redacted
+from celery_sagas.worker.runtime import Runtime
 
 #: What a file of a state may have at most, in characters.
 _FILE: Final = 100_000_000
@@ -263,19 +264,32 @@ def _act(context: click.Context, given: _Given, act: Callable[[OperatedInstance]
         _print(given, verb or str(context.info_name), act(_instance(runtime, saga_named(given.saga), given)))
 
 
-def _instance(runtime: Any, saga: SagaDefinition, given: _Given) -> OperatedInstance:
+def operator_for(runtime: Runtime, actor: str | None, reason: str, *, dry_run: bool) -> Operator:
+    """Return the operator that a command line names, or else the user of this machine.
+
+    Raises:
+        UsageError: The name, or the reason, cannot be kept.
+    """
     try:
-        checked_text("reason", given.reason, REASON_CHARACTERS)
-        operator = Operator(runtime.app, default_actor() if given.actor is None else given.actor, dry_run=given.dry_run)
+        checked_text("reason", reason, REASON_CHARACTERS)
+        return Operator(runtime.app, default_actor() if actor is None else actor, dry_run=dry_run)
     except ValueError as exc:
         raise click.UsageError(str(exc)) from exc
+
+
+def facts_of(done: Done) -> dict[str, Any]:
+    """Return what a program is told of what has come of an act: not the states, which may be hidden."""
+    return {name: value for name, value in done._asdict().items() if name not in ("before", "after")}
+
+
+def _instance(runtime: Runtime, saga: SagaDefinition, given: _Given) -> OperatedInstance:
+    operator = operator_for(runtime, given.actor, given.reason, dry_run=given.dry_run)
     return OperatedInstance(operator, saga, lookup_for(runtime.backends.of(saga), saga, given.key, given.id, given.by))
 
 
 def _print(given: _Given, verb: str, done: Done) -> None:
     if given.as_json:
-        shown = {name: value for name, value in done._asdict().items() if name not in ("before", "after")}
-        tables.print_json([{"act": verb, "dry_run": given.dry_run, **shown}])
+        tables.print_json([{"act": verb, "dry_run": given.dry_run, **facts_of(done)}])
         return
     subject = f"{done.saga} {done.key or done.id}"
     if done.changed:

@@ -11,15 +11,16 @@ from typing import Any, Final, TextIO
 import click
 
 from celery_sagas.cli import tables
+from celery_sagas.cli.acts import facts_of, operator_for
 from celery_sagas.cli.addresses import value_of
 from celery_sagas.cli.ages import milliseconds
 from celery_sagas.cli.app import opened, saga_named
 from celery_sagas.core.saga import SagaDefinition
-from celery_sagas.engine.acts.acting import REASON_CHARACTERS, Done
+from celery_sagas.engine.acts.acting import Done
 from celery_sagas.engine.instance import lookup_in
 from celery_sagas.errors import SagaError, SagaNotFound
 from celery_sagas.operate.choosing import chosen_of
-from celery_sagas.operate.operator import OperatedInstance, Operator, checked_text, default_actor
+from celery_sagas.operate.operator import OperatedInstance, Operator
 from celery_sagas.stores.records import ID
 from celery_sagas.worker.runtime import Runtime
 
@@ -80,11 +81,7 @@ def act_on_each(
         raise click.UsageError("give one of --by, --paused, --idle and --from")
     with opened(context) as runtime:
         saga = saga_named(name)
-        try:
-            checked_text("reason", reason, REASON_CHARACTERS)
-            operator = Operator(runtime.app, default_actor() if actor is None else actor, dry_run=dry_run)
-        except ValueError as exc:
-            raise click.UsageError(str(exc)) from exc
+        operator = operator_for(runtime, actor, reason, dry_run=dry_run)
         ids = _ids(runtime, saga, **chosen)
         _agree(verb, saga, len(ids), expect, dry_run)
         batch = _Batch(operator, saga, lambda instance: _VERBS[verb](instance, reason, what or ""), failed_to, as_json=as_json)
@@ -193,7 +190,7 @@ class _Batch:
         self._done += done.changed or done.planned
         self._idle += not (done.changed or done.planned)
         if self._as_json:
-            tables.print_json([{name: value for name, value in done._asdict().items() if name not in ("before", "after")}])
+            tables.print_json([facts_of(done)])
         else:
             click.echo(tables.line(f"{done.saga} {done.key or done.id} {done.text}"))
 
