@@ -14,14 +14,14 @@ from celery_sagas.stores.sql.health import statistics_of
 from celery_sagas.stores.sql.tables import LAYOUT
 from tests import servers
 from tests.servers import unique
-from tests.stores.sql.conftest import DATABASES, Open
+from tests.stores.sql.conftest import DATABASES
 from tests.stores.sql.test_prepare import run
 
 
 @pytest.fixture
-def sql(open_sql: Open) -> SqlBackend:
-    """A backend whose tables are there."""
-    return open_sql()
+def sql(own: SqlBackend) -> SqlBackend:
+    """A backend whose tables are there; what other tests have left in theirs is not looked at."""
+    return own
 
 
 def layouts(backend: SqlBackend) -> list[tuple[Level, str]]:
