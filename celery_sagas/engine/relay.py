@@ -20,7 +20,7 @@ from celery_sagas.engine.requests.gathers import Gathers
 from celery_sagas.engine.sweeps import Sweep, Tally
 from celery_sagas.errors import PublishError, StoreError
 from celery_sagas.stores.ports import Backend
-from celery_sagas.stores.records import BOUND_KINDS, LOOK_MS, SERIES, DeadLetter, OutboxRow
+from celery_sagas.stores.records import BOUND_KINDS, KEPT_KINDS, LOOK_MS, SERIES, DeadLetter, OutboxRow
 
 logger = logging.getLogger("celery_sagas")
 
@@ -133,11 +133,13 @@ class _Batch:
         self.outbox = self.relay.backend.outbox
         self.published: list[str] = []
         self.series: dict[str, OutboxRow] = {}  #: by id
+        self.kept: Set[str] = frozenset()  #: the ids of those that stay when they were published
         self.unconfirmed: Set[str] = frozenset()  #: of those that were published at once
 
     def publish(self, rows: Sequence[OutboxRow]) -> None:
         """Publish rows; release those that remain."""
         self.series = {row.id: row for row in rows if row.kind == SERIES}
+        self.kept = {row.id for row in rows if row.kind in KEPT_KINDS}
         known = self._pass_over_unwanted(self._pass_over_unknown(rows))
         try:
             left = self._publish_known(known)
@@ -210,9 +212,11 @@ class _Batch:
         self.sweep.error, self.sweep.is_broker_away = self.sweep.error or error.reason, True
 
     def _end(self, ids: Sequence[str]) -> None:
-        """Remove rows, and let series go on with their next occurrence."""
-        if ended := [id for id in ids if id not in self.series]:
-            self.outbox.confirm(self.token, ended, int(self.relay.terms.keep_s * 1000))
+        """Remove rows, keep those of timeouts and deadlines, and let series go on with their next occurrence."""
+        if ended := [id for id in ids if id not in self.series and id not in self.kept]:
+            self.outbox.confirm(self.token, ended)
+        if kept := [id for id in ids if id in self.kept]:
+            self.outbox.confirm(self.token, kept, int(self.relay.terms.keep_s * 1000))
         if series := [self.series[id] for id in ids if id in self.series]:
             now = self.outbox.time()  # not that of this process: a series would stop for as long as its clock is ahead
             self.outbox.reschedule(self.token, [self.relay.next_occurrence(row, now) for row in series])

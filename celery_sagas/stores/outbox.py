@@ -27,9 +27,9 @@ class Outbox(ABC):
     def confirm(self, token: str, ids: Sequence[str], keep_ms: int = 0) -> int:
         """End the lease on the rows, which were published, and remove them.
 
-        With ``keep_ms`` the rows of ``KEPT_KINDS`` stay: they are due again after this time, or, if it has been longer since they
-        were tried first, after as long as that, but not after more than a day. So a message that the broker has lost is published
-        again, and one that waits in a queue seldom has copies. The commit that handles it cancels its row.
+        With ``keep_ms`` they stay: they are due again after this time, or, if it has been longer since they were tried first,
+        after as long as that, but not after more than a day. So a message that the broker has lost is published again, and one
+        that waits in a queue seldom has copies. The commit that handles it cancels its row.
 
         Returns:
             How many rows were removed or kept.

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from celery_sagas.stores.instances import place
 from celery_sagas.stores.records import (
     ID,
-    KEPT_KINDS,
     KEPT_MOST_MS,
     KEY,
     AuditEntry,
@@ -154,7 +153,7 @@ class Model:
         """Answer as ``Outbox.confirm``."""
         rows = self.held(token, ids)
         for row in rows:
-            if keep_ms and row.message.kind in KEPT_KINDS:
+            if keep_ms:
                 self._keep(row, keep_ms)
             else:
                 del self.rows[row.message.id]

@@ -207,8 +207,10 @@ class TestKept:
 
     def test_other_messages_are_removed(self, deployment: Deployment, relay: Relay) -> None:
         deployment.add("b")
+        deployment.add("c", kind="deadline", task="order.nudge")
         relay.sweep()
-        assert [row.id for row in deployment.backend.outbox.read(["row-a", "row-b"])] == ["row-a"]
+        assert deployment.publisher.ids == ["id-a", "id-b", "id-c"]
+        assert [row.id for row in deployment.backend.outbox.read(["row-a", "row-b", "row-c"])] == ["row-a", "row-c"]
 
 
 class TestStopping:

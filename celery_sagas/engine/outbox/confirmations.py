@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import Final
+from typing import Final, NamedTuple
 
 from celery_sagas.connections import OnFailure
 from celery_sagas.engine.outbox.publishing import Publisher
@@ -27,9 +27,15 @@ _POLL_S = 0.002
 THREAD: Final = "celery-sagas-confirmations"
 
 
+class _Published(NamedTuple):
+    id: str  #: of the row
+    is_kept: bool
+    at: float  #: when it was published
+
+
 @dataclass
 class Confirmations:
-    """The rows that this process has published and not yet removed; a thread of its own removes them.
+    """The rows that this process has published and not yet removed, or kept; a thread of its own does that.
 
     A confirmation costs the store as much as a commit, whether it is of one row or of a hundred.
     """
@@ -39,7 +45,7 @@ class Confirmations:
     lasts_s: float  #: the duration of the lease: after it, other processes send the rows, and confirm them
     publisher: Publisher  #: reports which of the posted messages are confirmed
     keep_ms: int = 0  #: how long the rows of timeouts and deadlines stay for their messages to be handled; 0: not at all
-    _published: list[tuple[str, float]] = field(default_factory=list)  #: row id, and when it was published
+    _published: list[_Published] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _flushing: threading.Lock = field(default_factory=threading.Lock)
     #: Wakes the thread. Unlike an event it has no lock that a time limit could leave locked.
@@ -49,9 +55,10 @@ class Confirmations:
     _thread: threading.Thread | None = None
     _process: Process = field(default_factory=Process)
 
-    def add(self, ids: Sequence[str]) -> None:
-        """Have rows removed soon, with those that the broker confirms until then."""
+    def add(self, ids: Sequence[str], kept: Sequence[str] = ()) -> None:
+        """Have rows removed soon, with those that the broker confirms until then, and other ones kept."""
         self._note(ids)
+        self._note(kept, is_kept=True)
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
@@ -79,7 +86,10 @@ class Confirmations:
                 return
             try:
                 with OnFailure(lambda: self._keep(published)):  # a time limit may strike here
-                    self.outbox.confirm(self.owner, [id for id, _ in published], self.keep_ms)
+                    if removed := [each.id for each in published if not each.is_kept]:
+                        self.outbox.confirm(self.owner, removed)
+                    if kept := [each.id for each in published if each.is_kept]:
+                        self.outbox.confirm(self.owner, kept, self.keep_ms)
                 self._is_failing = False
             except StoreError as exc:
                 self._log_failure(exc)
@@ -104,19 +114,19 @@ class Confirmations:
         self._wake.put(None)
         self.settle()
 
-    def _note(self, ids: Sequence[str]) -> None:
+    def _note(self, ids: Sequence[str], *, is_kept: bool = False) -> None:
         now = time.monotonic()
         with self._lock:
-            self._published += [(id, now) for id in ids]
+            self._published += [_Published(id, is_kept, now) for id in ids]
 
     def _log_failure(self, error: StoreError) -> None:
         if not self._is_failing:  # once for each outage
             logger.warning("published messages could not be removed from the outbox, and that is tried again: %s", error)
         self._is_failing = True
 
-    def _keep(self, published: list[tuple[str, float]]) -> None:
+    def _keep(self, published: list[_Published]) -> None:
         oldest = time.monotonic() - self.lasts_s
-        kept = [(id, at) for id, at in published if at > oldest]
+        kept = [each for each in published if each.at > oldest]
         if lost := len(published) - len(kept):
             logger.warning("%d published messages could not be removed from the outbox in time, and will be sent again", lost)
         with self._lock:

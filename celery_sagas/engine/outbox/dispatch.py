@@ -12,7 +12,7 @@ from celery_sagas.engine.outbox.confirmations import Confirmations
 from celery_sagas.engine.outbox.publishing import OutgoingMessage, Publisher, probing
 from celery_sagas.errors import PublishError, StillUnsent, StoreError
 from celery_sagas.stores.outbox import Outbox
-from celery_sagas.stores.records import SERIES, Entry, OutboxRow
+from celery_sagas.stores.records import KEPT_KINDS, SERIES, Entry, OutboxRow
 
 logger = logging.getLogger("celery_sagas")
 
@@ -63,7 +63,8 @@ class Dispatcher:
                     self.confirmations.settle()  # messages over another connection must not overtake those that were posted
                 self._publish(left, until, published)
         finally:  # a time limit may strike between two messages
-            self.confirmations.add(published)
+            kept = [row.id for row in rows if row.kind in KEPT_KINDS and row.id in published]
+            self.confirmations.add([id for id in published if id not in kept], kept)
         unsent = [row.id for row in left if row.id not in published]
         if unsent:
             logger.warning(
@@ -129,8 +130,11 @@ class Dispatcher:
         return True
 
     def _written(self, rows: deque[OutgoingMessage], until: float) -> Iterator[OutgoingMessage]:
-        """Yield rows while there is time, and take each away once the next one is asked for: it was written then."""
-        while rows and self.clock() <= until:
+        """Yield rows while there is time, and take each away once the next one is asked for: it was written then.
+
+        The first timeout ends them: whether its row stays must be known when it is confirmed, and a confirmation has only its id.
+        """
+        while rows and rows[0].kind not in KEPT_KINDS and self.clock() <= until:
             yield rows[0]
             rows.popleft()
 

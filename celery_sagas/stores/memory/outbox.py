@@ -6,7 +6,7 @@ from itertools import islice
 
 from celery_sagas.stores.memory.state import MemoryStore, Row, leased, unleased
 from celery_sagas.stores.outbox import Outbox
-from celery_sagas.stores.records import KEPT_KINDS, KEPT_MOST_MS, LOOK_MS, Entry, OutboxGlance, OutboxRow, OutboxTally
+from celery_sagas.stores.records import KEPT_MOST_MS, LOOK_MS, Entry, OutboxGlance, OutboxRow, OutboxTally
 
 #: How many characters of an error are kept.
 ERROR_CHARACTERS = 2_000
@@ -28,7 +28,7 @@ class MemoryOutbox(MemoryStore, Outbox):
         with self._state.lock:
             rows, now = self._held(token, ids), self._clock()
             for row in rows:
-                if keep_ms and row.message.kind in KEPT_KINDS:
+                if keep_ms:
                     self._state.outbox.put(_kept(row, now, keep_ms))
                 else:
                     self._state.outbox.remove(row.message.id)

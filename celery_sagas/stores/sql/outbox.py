@@ -23,7 +23,6 @@ from sqlalchemy import literal_column as literal
 
 from celery_sagas.stores.outbox import Outbox
 from celery_sagas.stores.records import (
-    KEPT_KINDS,
     KEPT_MOST_MS,
     LOOK_MS,
     LOOKED_AT,
@@ -72,14 +71,9 @@ class SqlOutbox(Outbox):
         return [OutboxRow(*row) for row in rows]
 
     def confirm(self, token: str, ids: Sequence[str], keep_ms: int = 0) -> int:
-        if not keep_ms:
-            return self._change_rows(_delete_rows, token, ids)
-        parts = chunks(sorted(set(ids)))
-        if len(parts) == 1:
-            return self._database.run(lambda session: self._remove_or_keep(session, token, parts[0], keep_ms))
-        return self._database.in_transaction(
-            lambda session: sum(self._remove_or_keep(session, token, part, keep_ms) for part in parts)
-        )
+        if keep_ms:
+            return self._change_rows(_keep_rows, token, ids, {"keep_ms": keep_ms})
+        return self._change_rows(_delete_rows, token, ids)
 
     def release(self, token: str, ids: Sequence[str], delay_ms: int = 0) -> int:
         return self._change_rows(_release_rows, token, ids, {"delay_ms": delay_ms})
@@ -134,14 +128,6 @@ class SqlOutbox(Outbox):
         ((count,),) = self._database.fetch(_count_leased, (), _of_cause(cause))
         return int(count)
 
-    def _remove_or_keep(self, session: SqlSession, token: str, ids: Sequence[str], keep_ms: int) -> int:
-        """Remove rows, and then, if some are left, which seldom is so, keep these."""
-        shape, values = (len(ids), self._database.name), {"token": token, **numbered("id", ids)}
-        removed = session.change(_delete_unkept, shape, values)
-        if removed == len(ids):
-            return removed
-        return removed + session.change(_keep_rows, shape, {**values, "keep_ms": keep_ms})
-
     def _change_rows(self, build: Build, token: str, ids: Sequence[str], values: Values | None = None) -> int:
         """Run a statement on the rows, part by part: all in one transaction, so that the disk is waited for once."""
         common, database = {**(values or {}), "token": token}, self._database
@@ -160,11 +146,6 @@ def _of_next(token: str, row: OutboxRow) -> dict[str, object]:
 
 def _delete_rows(count: int, database: str) -> Delete:
     return delete(outbox).where(*_held(count, database))
-
-
-def _delete_unkept(count: int, database: str) -> Delete:
-    is_kept = outbox.c.kind.in_([literal(f"'{kind}'", outbox.c.kind.type) for kind in KEPT_KINDS])
-    return delete(outbox).where(*_held(count, database), ~is_kept)
 
 
 def _keep_rows(count: int, database: str) -> Update:

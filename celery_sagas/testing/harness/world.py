@@ -1,7 +1,7 @@
 """The world of a test: a clock, a broker, a backend, and a worker with its relay, which move only when the test moves them."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -38,8 +38,8 @@ _EPOCH, _MILLISECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(milliseconds=
 class _PromptConfirmations(Confirmations):
     """Removes published rows at once, without a thread of its own."""
 
-    def add(self, ids: Any) -> None:
-        self.add_now(ids)
+    def add(self, ids: Sequence[str], kept: Sequence[str] = ()) -> None:
+        self.add_now([*ids, *kept])
 
 
 class World:

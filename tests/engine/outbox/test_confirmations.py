@@ -21,13 +21,17 @@ class Outbox:
 
     def __init__(self) -> None:
         self.confirmed: list[tuple[str, list[str]]] = []
+        self.kept: list[tuple[list[str], int]] = []
         self.failures = 0
 
     def confirm(self, token: str, ids: Sequence[str], keep_ms: int = 0) -> int:
         if self.failures:
             self.failures -= 1
             raise StoreUnavailable("store", "away")
-        self.confirmed.append((token, list(ids)))
+        if keep_ms:
+            self.kept.append((list(ids), keep_ms))
+        else:
+            self.confirmed.append((token, list(ids)))
         return len(ids)
 
 
@@ -62,6 +66,16 @@ def test_a_thread_removes_them_by_itself(outbox: Outbox) -> None:
         published.add([id])
         wait_until(lambda id=id: id in [each for _, ids in outbox.confirmed for each in ids], f"{id} confirmed")
     published.close()
+
+
+def test_rows_that_are_kept(outbox: Outbox) -> None:
+    published = made(outbox)
+    published.keep_ms = 60_000
+    published.add(["a"], ["b"])
+    published.add(["c"])
+    published.close()
+    assert [id for _, ids in outbox.confirmed for id in ids] == ["a", "c"]
+    assert outbox.kept == [(["b"], 60_000)]
 
 
 def test_nothing_published_asks_nobody(outbox: Outbox) -> None:

@@ -1,5 +1,6 @@
 """Publishing what was committed: at once, and never at the cost of the message that decided it."""
 
+import time
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 from celery_sagas.engine.outbox.dispatch import Dispatcher
 from celery_sagas.errors import PublishError, StillUnsent, StoreUnavailable, Unconfirmed
 from celery_sagas.stores.memory.backend import MemoryBackend
-from celery_sagas.stores.records import Effects, Entry, OutboxRow, Outgoing
+from celery_sagas.stores.records import KEPT_KINDS, Effects, Entry, OutboxRow, Outgoing
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.samples import entry
 from tests.engine.conftest import GRACE_S, Asynchronous, Batching, Boom, Engine, Order, Recorder, alone, send, starter
@@ -105,6 +106,26 @@ def test_broker_that_takes_no_messages_ends_it(
     assert publisher.ids == []
     clock.advance(int(GRACE_S * 1000))
     assert [row.attempts for row in backend.outbox.claim_due("the test", 10, 1)] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("kind", KEPT_KINDS)
+def test_timeout_that_is_due_at_once_stays(publisher: Recorder, clock: Clock, backend: MemoryBackend, kind: str) -> None:
+    """It is published in its turn, and the commit that handles it cancels its row."""
+    dispatcher = Dispatcher(backend.outbox, publisher, GRACE_S, keep_s=60)
+    rows = [Outgoing(f"row-{name}", of, f"id-{name}", "task", "{}") for name, of in (("a", "sent"), ("b", kind), ("c", "sent"))]
+    entry = Entry("order.place", "m1", "a", "started", "order", "42", "i", 1, "{}")
+    backend.sagas.record(Effects(entry, tuple(rows), dispatcher.owner, int(GRACE_S * 1000)))
+
+    dispatcher.dispatch(rows, time.monotonic())
+    dispatcher.close()
+
+    assert publisher.ids == ["id-a", "id-b", "id-c"]
+    [kept] = backend.outbox.read([row.id for row in rows])
+    assert (kept.id, kept.tried_at) == ("row-b", clock.now)
+    clock.advance(59_999)
+    assert backend.outbox.claim_due("relay", 9, 1) == []
+    clock.advance(1)
+    assert len(backend.outbox.claim_due("relay", 9, 1)) == 1
 
 
 @pytest.mark.parametrize(("age_s", "published"), [(GRACE_S / 2, 3), (GRACE_S / 2 + 0.01, 0)])

@@ -1,10 +1,9 @@
 -- uses: clock many index rows trials removal answers
--- End rows that were published: remove them, or keep those that stay until their message is handled.
+-- End rows that were published: remove them, or keep them until their message is handled.
 -- KEYS: outbox, due, leases, failures, index, answer of the call
--- ARGV: call, now (ms, or empty), token, how long rows are kept at least and at most (ms; 0: none is), id of each row
+-- ARGV: call, now (ms, or empty), token, how long the rows are kept (ms; 0: they are not), at most how long, id of each
 -- Answers with: how many rows were removed or kept.
 -- A repeat touches nothing, and answers as the first call did.
-local KEPT = { scheduled = true, deadline = true }
 local token, least, most = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 
 -- Make rows due again: each after the longer one of the time and of that since it was tried first.
@@ -32,15 +31,10 @@ check_rows()
 local ended = answered()
 if ended then return ended end
 
-local ids, kept, gone, rows = held_by(token, 6), {}, {}, {}
-for number, row in ipairs(rows_of(ids)) do
-  local _, _, _, kind = read_row(row)
-  if least > 0 and KEPT[kind] then
-    kept[#kept + 1] = ids[number]
-  else
-    gone[#gone + 1], rows[#rows + 1] = ids[number], row
-  end
+local ids = held_by(token, 6)
+if least > 0 then
+  keep(ids, clock(ARGV[2]))
+else
+  remove_rows(ids, members_of(ids, rows_of(ids)))
 end
-keep(kept, clock(ARGV[2]))
-remove_rows(gone, members_of(gone, rows))
 return #ids > 0 and remember(#ids) or 0

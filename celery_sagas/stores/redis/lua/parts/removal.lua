@@ -9,13 +9,11 @@ local function rows_of(ids)
   return rows
 end
 
--- What a row says: the digest of the deciding message, 1 if it ends with its instance, that instance's id, and its kind; nothing
--- if it is gone.
+-- What a row says: the digest of the deciding message, 1 if it ends with its instance, and that instance's id; nothing if it is
+-- gone.
 local function read_row(row)
-  local digest, ends, bytes, of_kind, start = string.match(row or '', '^%S+ (%S+) (%d) (%d+) (%d+)[^\n]*\n()')
-  if not digest then return end
-  local kind = start + bytes
-  return digest, ends, string.sub(row, start, kind - 1), string.sub(row, kind, kind + of_kind - 1)
+  local digest, ends, bytes, start = string.match(row or '', '^%S+ (%S+) (%d) (%d+)[^\n]*\n()')
+  if digest then return digest, ends, string.sub(row, start, start + bytes - 1) end
 end
 
 -- The members of the index about rows.
