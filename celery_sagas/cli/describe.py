@@ -50,6 +50,7 @@ def _description(saga: SagaDefinition) -> str:
         "history": saga.history or "",
         "backend": saga.backend or "",
         "keeps": f"final states for {timedelta(milliseconds=saga.keep_ms)}" if saga.keep_ms is not None else "",
+        "worth a look": f"idle for {timedelta(milliseconds=saga.max_idle_ms)}" if saga.max_idle_ms is not None else "",
         "if missing": _called(saga.if_missing) if saga.if_missing else "",
         "status_by": f"{saga.status_by} ({', '.join(saga.statuses)})" if saga.status_by else "",
     }

@@ -8,15 +8,17 @@ from celery_sagas.cli.app import opened, saga_named
 from celery_sagas.errors import StoreUnavailable
 from celery_sagas.operate.explain import Verdict
 from celery_sagas.operate.spans import span
-from celery_sagas.operate.stuck import Look, Trouble
+from celery_sagas.operate.stuck import Look, Trouble, each_once
 from celery_sagas.worker.runtime import Runtime
 
 #: The exit status if there is trouble.
 FOUND = 3
 _COLUMNS = ("VERDICT", "SAGA", "KEY", "SINCE", "WHAT")
 #: The commands that help, by verdict.
+_SHOW = "celery -A proj sagas show SAGA KEY    shows one instance, and what helps"
 _HINTS = {
-    Verdict.OVERDUE.value: "celery -A proj sagas show SAGA KEY    shows one instance, and what helps",
+    Verdict.PAUSED.value: "celery -A proj sagas resume SAGA KEY --reason WHY    lets a paused instance go on",
+    **dict.fromkeys((Verdict.OVERDUE.value, Verdict.DEFERRED.value, Verdict.OPEN.value, Verdict.IDLE.value), _SHOW),
     Verdict.UNSENT.value: "celery -A proj inspect sagas_relay    shows which relays run, and what they meet",
     Verdict.FAILING.value: "celery -A proj sagas dead list --task TASK    shows the messages; dead retry sends them again",
 }
@@ -29,7 +31,8 @@ _HINTS = {
 @click.option("--json", "as_json", is_flag=True, help="One JSON object in each line.")
 @click.pass_context
 def stuck(context: click.Context, name: str | None, idle: int | None, limit: int, as_json: bool) -> None:
-    """Show what does not go on: timeouts that were not handled for 15 minutes, messages that cannot be published, dead letters.
+    """Show what does not go on: timeouts that were not handled for 15 minutes, messages that cannot be published, dead letters,
+    paused instances, and those that no message has changed for longer than the max_idle of their saga.
 
     The exit status is 3 if there is something, 1 if a backend is away.
     """
@@ -53,7 +56,7 @@ def _look(runtime: Runtime, name: str | None, idle: int | None, limit: int) -> t
             troubles += look.troubles()
         except StoreUnavailable as exc:
             away.append(exc)
-    return list(dict.fromkeys(troubles)), away  # two names may be one database
+    return each_once(troubles), away  # two names may be one database
 
 
 def _looks(runtime: Runtime, name: str | None, idle: int | None, limit: int) -> list[Look]:
@@ -68,6 +71,5 @@ def _print(troubles: list[Trouble], *, is_whole: bool) -> None:
     if rows or is_whole:
         tables.print_table(_COLUMNS, rows, "Nothing is stuck.")
     verdicts = {each.verdict for each in troubles}
-    for verdict, hint in _HINTS.items():
-        if verdict in verdicts:
-            click.echo(f"  → {hint}")
+    for hint in dict.fromkeys(hint for verdict, hint in _HINTS.items() if verdict in verdicts):
+        click.echo(f"  → {hint}")

@@ -26,7 +26,7 @@ RESERVED_FIELDS: Final = RESERVED_FOR_LATER | {
     *("find", "all", "wait", "outcome", "upgrade", "saga", "_context"),
 }
 #: 100 years.
-_LONGEST_KEPT_S: Final = 100 * 365 * 86_400
+_LONGEST_S: Final = 100 * 365 * 86_400
 #: The argument of ``all`` that no field in ``search_by`` may be called.
 _ORDER: Final = "oldest_first"
 #: How many fields a saga may be listed by: each is an index that its commits keep.
@@ -51,6 +51,7 @@ class SagaDefinition:
     history: str | None = None  #: "messages": the journal keeps the messages that were handled
     status_by: str | None = None  #: the field that holds the status
     keep_ms: int | None = None  #: for how long the final state of a finished instance can be read
+    max_idle_ms: int | None = None  #: after how long without a message an instance for which nothing is due is worth a look
     backend: str | None = None  #: the name, in ``saga_backends``, of the backend that stores the instances
 
     @property
@@ -138,6 +139,7 @@ def define(
     history: str | None = None,
     status_by: str | None = None,
     keep: Delay | None = None,
+    max_idle: Delay | None = None,
     backend: str | None = None,
 ) -> SagaDefinition:
     """Check the class keywords of a concrete saga and return its definition."""
@@ -160,19 +162,22 @@ def define(
         search_by=search_by,
         history=history,
         status_by=status_by,
-        keep_ms=None if keep is None else _milliseconds(subject, keep),
+        keep_ms=_milliseconds(subject, "keep", keep, "keep a final state"),
+        max_idle_ms=_milliseconds(subject, "max_idle", max_idle, "leave an instance alone"),
         backend=backend,
     )
 
 
-def _milliseconds(subject: str, keep: Delay) -> int:
-    """Check ``keep`` and return it in milliseconds."""
+def _milliseconds(subject: str, keyword: str, given: Delay | None, purpose: str) -> int | None:
+    """Check the time that a class keyword gives, and return it in milliseconds; ``None`` if none is given."""
+    if given is None:
+        return None
     try:
-        seconds = seconds_of("keep", keep)
+        seconds = seconds_of(keyword, given)
     except TypeError as exc:
-        raise DefinitionError(subject, str(exc), "keep=timedelta(days=3)") from exc
-    if not 0.001 <= seconds <= _LONGEST_KEPT_S:
-        raise DefinitionError(subject, f"keep={keep!r} is no time to keep a final state", "Between a millisecond and 100 years")
+        raise DefinitionError(subject, str(exc), f"{keyword}=timedelta(days=3)") from exc
+    if not 0.001 <= seconds <= _LONGEST_S:
+        raise DefinitionError(subject, f"{keyword}={given!r} is no time to {purpose}", "Between a millisecond and 100 years")
     return int(seconds * 1000)
 
 

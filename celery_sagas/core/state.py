@@ -75,6 +75,7 @@ class State(BaseModel):
             schema_version: int = 1,
             history: Literal["messages"] | None = None,
             keep: Delay | None = None,
+            max_idle: Delay | None = None,
             backend: str | None = None,
         ) -> None: ...
 
@@ -173,6 +174,7 @@ def _define(
     schema_version: int = 1,
     history: str | None = None,
     keep: Delay | None = None,
+    max_idle: Delay | None = None,
     backend: str | None = None,
     **unknown: object,
 ) -> SagaDefinition | None:
@@ -180,14 +182,15 @@ def _define(
         raise DefinitionError(
             cls.__qualname__,
             f"unknown class keyword {', '.join(sorted(unknown))}",
-            "Known: correlate_by, also_by, search_by, status_by, name, formerly, schema_version, history, keep, backend",
+            "Known: correlate_by, also_by, search_by, status_by, name, formerly, schema_version, history, keep, "
+            "max_idle, backend",
         )
     cls.__also_by__ = alternate_keys(cls, also_by, correlate_by)
     cls.__search_by__ = search_fields(cls, search_by, correlate_by)
     cls.__status_by__ = status_field(cls, status_by, correlate_by)
     cls.__backend__ = backend_name(cls, backend)
     if correlate_by is None:
-        if name or formerly or schema_version != 1 or history is not None or keep is not None:
+        if name or formerly or schema_version != 1 or any(each is not None for each in (history, keep, max_idle)):
             raise DefinitionError(cls.__qualname__, "it has no correlate_by", "Name the field that is the key of an instance")
         return None
     return define(
@@ -201,6 +204,7 @@ def _define(
         history=history,
         status_by=cls.__status_by__,
         keep=keep,
+        max_idle=max_idle,
         backend=cls.__backend__,
     )
 

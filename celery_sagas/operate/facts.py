@@ -130,6 +130,16 @@ def _due_of(facts: Facts, pending: Pending) -> Iterator[Due]:
         yield Due(What.THEN, undoing.then.task, at, undoing.then_row, undoing.then.task)
 
 
+def is_left_alone(facts: Facts) -> bool:
+    """Return whether nothing is sure to come to an instance that nobody has paused; not if its pending map cannot be read."""
+    pending = facts.pending
+    if pending is None:
+        return False
+    has_wake = any(deferred.row for deferred in pending.deferred)
+    has_retry = any(request.sent_at > facts.now for request in facts.requests)
+    return not (pending.paused or has_wake or has_retry or due_of(facts))
+
+
 def time_of(timeout: Timeout) -> int:
     """Return when a timeout is due; of a series, when the first occurrence is that was not handled."""
     if timeout.every is None:

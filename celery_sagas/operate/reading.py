@@ -16,9 +16,11 @@ from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.status import text_of
 from celery_sagas.engine.dead_letters.dead_lettering import dead_letter_id_of
 from celery_sagas.engine.instance import pending_of
+from celery_sagas.engine.listing import read_records
 from celery_sagas.engine.outcomes import Kind
 from celery_sagas.errors import NewerState, StoreError, UnreadableState, problems_text
 from celery_sagas.operate.facts import Facts, detail_of, parts_of
+from celery_sagas.stores.instances import Glance
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import ID, KEY, DeadLetter, Entry, Lookup, OutboxGlance, Record
 from celery_sagas.worker.runtime import Runtime
@@ -69,6 +71,36 @@ def read_facts(runtime: Runtime, saga: SagaDefinition, lookup: Lookup) -> Facts 
     except UnreadableState as exc:
         return _facts_of_damaged(runtime, saga, lookup, exc)
     return facts
+
+
+def facts_at(backend: Backend, saga: SagaDefinition, glance: Glance, now: int) -> Facts | None:
+    """Return what a page says of an instance: what it waits for, and nothing that is kept elsewhere; ``None`` if it is gone.
+
+    Args:
+        backend: Stores it. It is asked for what the page does not have.
+        saga: Its saga.
+        glance: The instance on the page.
+        now: The store's time.
+    """
+    record = _record_at(backend, saga, glance)
+    if record is None:
+        return None
+    pending, problems = None, list[Problem]()
+    try:
+        if isinstance(record, UnreadableState):
+            raise record
+        pending = _checked(pending_of(record), record)
+    except (UnreadableState, NewerState) as exc:
+        problems.append(exc)
+    return Facts(saga, glance.key, glance.id, now, pending=pending, problems=problems, steps=list(registry.steps_of(saga)))
+
+
+def _record_at(backend: Backend, saga: SagaDefinition, glance: Glance) -> Record | UnreadableState | None:
+    """Return the record of an instance on a page, without its state if the page has the rest of it."""
+    if not glance.version or glance.pending is None:
+        return read_records(backend, saga, [glance.id]).get(glance.id)
+    about = (glance.id, glance.saga, glance.key, glance.version, glance.schema_version)
+    return Record(*about, "", glance.pending, glance.created_at, glance.updated_at)
 
 
 def _facts_of(runtime: Runtime, saga: SagaDefinition, record: Record) -> Facts:

@@ -1,19 +1,23 @@
 """Trouble: what does not go on in a backend. It is found by indexes, however much is stored."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
+from celery_sagas.core.pending import PAUSED
 from celery_sagas.core.registry import registry
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.instance import pending_of
+from celery_sagas.engine.listing import glances
 from celery_sagas.errors import NewerState, UnreadableState
 from celery_sagas.operate.choosing import idle_for
-from celery_sagas.operate.explain import LATE_MS, Verdict
+from celery_sagas.operate.explain import LATE_MS, Verdict, explain
+from celery_sagas.operate.facts import Facts, is_left_alone
 from celery_sagas.operate.groups import GROUPED, grouped
+from celery_sagas.operate.reading import facts_at
 from celery_sagas.operate.spans import span
-from celery_sagas.stores.instances import MOST
+from celery_sagas.stores.instances import MOST, Glance
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import ID, DeadLetter, Lookup, OutboxGlance
 
@@ -21,12 +25,14 @@ from celery_sagas.stores.records import ID, DeadLetter, Lookup, OutboxGlance
 _ERROR = 100
 #: How many pages of messages that were not handled are looked at, of which some may wait with their instances.
 _PAGES = 10
+#: How many instances of a saga with ``max_idle`` are looked at, of which something may be sure to come to some.
+_LOOKED_AT = 5_000
 
 
 class Trouble(NamedTuple):
     """Something that does not go on. Its texts may have stored text in them, as it is."""
 
-    verdict: str  #: "overdue", "unsent", "failing" or "idle", as ``explain`` says them
+    verdict: str  #: as ``explain`` says it
     saga: str  #: the stored name; empty: it is of none, or of several
     key: str  #: empty: it is of no instance, of several, or of one that is gone or cannot be read
     id: str  #: of the instance; empty: it is of none, or of several
@@ -56,14 +62,31 @@ class Look:
     is_whole: bool = True
 
     def troubles(self) -> list[Trouble]:
-        """Return what does not go on.
+        """Return what does not go on, each instance with the first of its troubles.
 
         Raises:
             StoreError: The store is away.
-            ConfigurationError: Idle instances are asked for, and the backend lists none.
+            ConfigurationError: Idle instances are asked for, or a saga has ``max_idle``, and the backend lists none.
         """
         now = self.backend.outbox.time()
-        return [*self._of_rows(now), *self._of_dead_letters(now), *self._idle(now)]
+        found = self._paused(now), self._of_rows(now), self._of_dead_letters(now), self._idle(now), self._left_alone(now)
+        return each_once(trouble for part in found for trouble in part)
+
+    def _paused(self, now: int) -> Iterator[Trouble]:
+        if not self.backend.has_instances:
+            return
+        for saga in self.sagas:
+            found = islice(glances(self.backend, saga, PAUSED), self.limit)
+            yield from filter(None, (self._of_paused(saga, glance, now) for glance in found))
+
+    def _of_paused(self, saga: SagaDefinition, glance: Glance, now: int) -> Trouble | None:
+        facts = facts_at(self.backend, saga, glance, now)
+        if facts is None:
+            return None
+        if facts.pending is None:
+            return _explained(facts, glance.updated_at)
+        paused = facts.pending.paused  # none, if it was resumed since the page was read
+        return _explained(facts, paused.at) if paused else None
 
     def _of_rows(self, now: int) -> Iterator[Trouble]:
         """Yield the messages that were not handled for long, cannot be published, or that no relay has taken."""
@@ -138,6 +161,32 @@ class Look:
             for glance in islice(idle_for(self.backend, saga, before), self.limit):
                 since = glance.updated_at, now - glance.updated_at
                 yield Trouble(Verdict.IDLE.value, saga.name, glance.key, glance.id, *since, "", 1, "no message has changed it")
+
+    def _left_alone(self, now: int) -> Iterator[Trouble]:
+        """Yield the instances to which nothing is sure to come, and that no message has changed for longer than ``max_idle``."""
+        for saga in self.sagas:
+            if saga.max_idle_ms is not None:
+                oldest = islice(idle_for(self.backend, saga, now - saga.max_idle_ms), _LOOKED_AT)
+                yield from islice(filter(None, (self._alone(saga, glance, now) for glance in oldest)), self.limit)
+
+    def _alone(self, saga: SagaDefinition, glance: Glance, now: int) -> Trouble | None:
+        facts = facts_at(self.backend, saga, glance, now)
+        return _explained(facts, glance.updated_at) if facts is not None and is_left_alone(facts) else None
+
+
+def each_once(troubles: Iterable[Trouble]) -> list[Trouble]:
+    """Return troubles without those of an instance that one before them is about, and without repeats of any."""
+    first = dict[object, Trouble]()
+    for trouble in troubles:
+        first.setdefault(trouble.id or trouble._replace(for_ms=0), trouble)
+    return list(first.values())
+
+
+def _explained(facts: Facts, since: int) -> Trouble:
+    """Return the trouble of an instance, as ``celery sagas show`` says it."""
+    verdict, sentence = explain(facts)[:2]
+    about = facts.saga.name, facts.key, facts.instance_id
+    return Trouble(verdict.value, *about, since, facts.now - since, "", 1, sentence.removesuffix("."))
 
 
 def _saga_of(row: OutboxGlance) -> SagaDefinition | None:

@@ -178,8 +178,8 @@ class Backend(ABC):
     ``ConfigurationError``. Apps with aggregators, and sagas that call ``gather``, are then refused, unless
     ``saga_aggregator_backend`` names a backend that has both.
 
-    ``instances`` is optional, too: without it nothing lists instances, and sagas with ``search_by`` are refused. So is ``audit``:
-    without it operators change nothing, and no commit has an entry for it.
+    ``instances`` is optional, too: without it nothing lists instances, and sagas with ``search_by`` or ``max_idle`` are refused.
+    So is ``audit``: without it operators change nothing, and no commit has an entry for it.
     """
 
     sagas: SagaStore

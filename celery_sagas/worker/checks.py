@@ -42,8 +42,9 @@ def _check_listed(backends: Backends) -> None:
     """Refuse sagas that are to be listed where the backend lists none."""
     for saga in registry.sagas.values():
         backend = backends.of(saga)
-        if saga.search_properties and not backend.has_instances:
-            raise no_instances(backend.url, f"the instances of {saga.cls.__qualname__}, which has search_by=,")
+        keyword = "search_by" if saga.search_properties else "max_idle" if saga.max_idle_ms is not None else ""
+        if keyword and not backend.has_instances:
+            raise no_instances(backend.url, f"the instances of {saga.cls.__qualname__}, which has {keyword}=,")
 
 
 def _check_transactions(backends: Backends) -> None:

@@ -48,6 +48,8 @@ class Saga(Declared):
     * ``history``: ``"messages"`` keeps the arguments of handled messages in the journal, so that an instance can be replayed.
     * ``keep``: for how long ``outcome`` has the final state of a finished instance: a ``timedelta`` or seconds, no longer than
       ``saga_journal_retention``.
+    * ``max_idle``: after how long without a message ``celery sagas stuck`` lists an instance for which neither a timeout nor a
+      deadline is due: a ``timedelta`` or seconds.
     * ``backend``: the backend that stores the instances, by its name in ``saga_backends``, instead of ``saga_backend``; that of
       an abstract class is inherited.
     """

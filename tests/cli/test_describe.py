@@ -49,7 +49,7 @@ def shop(app: Celery) -> Any:
     @Order.handles
     def look(order: Order) -> None: ...
 
-    class Invoice(Saga, correlate_by="number"):
+    class Invoice(Saga, correlate_by="number", max_idle=172_800):
         number: str
 
     @Invoice.handles
@@ -67,6 +67,7 @@ def test_everything(app: Celery, shop: Any) -> None:
         "formerly: purchase",
         "schema version: 3",
         "keeps: final states for 1 day, 1:00:00",
+        "worth a look: idle for 2 days, 0:00:00",
         "key: shop + number",
         "alternate keys: tracking",
         "order.place",

@@ -137,16 +137,17 @@ def put(
     key: str = "1",
     data: str = "",
     schema_version: int = 1,
+    saga: str = "order",
     **line: Any,
 ) -> list[str]:
     """Commit a change of an instance; return the ids of its rows, whose makers are given these."""
     backend = backend_of(app)
-    answer = backend.sagas.find(by_key(key, ("order",)))
+    answer = backend.sagas.find(by_key(key, (saga,)))
     assert answer.record is not None
     ids = [row_id(answer.new_id, number) for number in range(len(rows))]
     pending = pending(*ids) if callable(pending) else pending
     text = pending if isinstance(pending, str) else json.dumps(pending)
-    change = Change(("order",), schema_version, data or answer.record.data, text)
+    change = Change((saga,), schema_version, data or answer.record.data, text)
     outgoing = tuple(make(id) for make, id in zip(rows, ids, strict=True))
     written = Effects(entry(answer.record, attempt=answer.new_id, **line), outgoing)
     backend.sagas.update(answer.record, change, written)

@@ -1,15 +1,19 @@
 """``celery sagas stuck`` and ``celery sagas stats``."""
 
 import json
+from collections.abc import Sequence
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, signature
 
-from celery_sagas import Saga
+from celery_sagas import Failure, Saga
 from celery_sagas.errors import StoreUnavailable
 from celery_sagas.operate.explain import LATE_MS
+from celery_sagas.operate.operator import Operator
+from celery_sagas.stores.instances import PENDING
 from celery_sagas.stores.memory.dead_letters import MemoryDeadLetters
 from celery_sagas.stores.memory.outbox import MemoryOutbox
 from celery_sagas.stores.records import OutboxRow, Outgoing
@@ -43,7 +47,23 @@ def shop(definitions: None) -> Any:
     @Parcel.starts
     def pack(parcel: Parcel, number: str) -> None: ...
 
-    return SimpleNamespace(place=place, pack=pack)
+    class Letter(Saga, correlate_by="number", max_idle=timedelta(hours=12)):
+        number: str
+
+    @Letter.starts
+    def write(letter: Letter, number: str, until: list[float], asks: list[float | None]) -> None:
+        for position, seconds in enumerate(until):
+            letter.schedule(sent, after=seconds, name=f"{position}")
+        for within in asks:
+            letter.send(signature("post.stamp"), then=sent, otherwise=failed, within=within)
+
+    @Letter.handles
+    def sent(letter: Letter, answer: str = "") -> None: ...
+
+    @Letter.handles
+    def failed(letter: Letter, failure: Failure) -> None: ...
+
+    return SimpleNamespace(place=place, pack=pack, write=write)
 
 
 def stuck(app: Celery, *words: str, status: int = 3) -> list[list[str]]:
@@ -118,6 +138,74 @@ class TestEachStore:
         ]
         assert [row["key"] for row in facts(app, "stuck", "parcel", "--idle", "1d")] == ["2"]
 
+    def test_instances_that_are_idle_for_longer_than_their_saga_says(
+        self, app: Celery, shop: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for number, until, asks in (
+            ("1", [], []),
+            ("2", [], [None]),
+            ("3", [7 * 24 * 3600.0], []),
+            ("4", [7 * 24 * 3600.0] * 100, []),  # more than a page has
+            ("5", [], [7 * 24 * 3600.0]),
+            ("6", [], [None] * 50),
+        ):
+            shop.write(number, until=until, asks=asks)
+        shop.pack("7")  # its saga says nothing
+        leave_alone(app, 11 * HOUR, monkeypatch)
+        assert of_verdicts(app, "idle", "open") == []
+        leave_alone(app, 2 * HOUR, monkeypatch)
+        found = of_verdicts(app, "idle", "open")
+        assert sorted((row["verdict"], row["saga"], row["key"]) for row in found) == [
+            ("idle", "letter", "1"),
+            ("open", "letter", "2"),
+            ("open", "letter", "6"),
+        ]
+        sentences = {row["key"]: row["sentence"] for row in found}
+        assert sentences["1"] == (
+            "Nothing is sure to come: it goes on with the next message to one of letter.write, letter.sent, letter.failed"
+        )
+        assert sentences["2"] == "It waits for the answer of post.stamp. There is no deadline"
+        assert all(13 * HOUR <= row["for_ms"] < 14 * HOUR and row["messages"] == 1 for row in found)
+        assert [row["key"] for row in of_verdicts(app, "idle", "open", words=["--limit", "1"])] == ["1"]
+        assert of_verdicts(app, "idle", "open", words=["parcel"]) == []
+
+    def test_paused_instances(self, app: Celery, shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        shop.place("1", after=3600)
+        shop.write("2", until=[], asks=[])
+        shop.write("3", until=[], asks=[])
+        ann = Operator(app, "ann")
+        ann.instance("order", "1").pause(f"INC-1 {HOSTILE}.")
+        ann.instance("letter", "2").pause("INC-2")
+        ann.instance("letter", "3").pause("INC-3")
+        ann.instance("letter", "3").resume("it works")
+        leave_alone(app, 13 * HOUR, monkeypatch)
+        rows = facts(app, "stuck", "--idle", "1h")
+        assert [(row["verdict"], row["saga"], row["key"]) for row in rows] == [
+            ("paused", "order", "1"),
+            ("paused", "letter", "2"),
+            ("idle", "letter", "3"),  # and each but once, although all of them are idle as well
+        ]
+        assert rows[1]["sentence"] == "ann paused it 13 h ago: INC-2. No message waits with it"
+        assert rows[1]["id"] == ann.instance("letter", "2").show()["id"]  # type: ignore[index]
+        assert [row["key"] for row in facts(app, "stuck", "letter", "--limit", "1")] == ["2", "3"]
+        output = run(app, "stuck").output
+        assert "  → celery -A proj sagas resume SAGA KEY --reason WHY    lets a paused instance go on" in output
+        assert output.count("celery -A proj sagas show SAGA KEY") == 1
+        assert all(map(is_safe, output.splitlines()))
+
+    def test_instances_that_cannot_be_read(self, app: Celery, shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Of a paused one it is said; of another one nobody knows what is sure to come."""
+        shop.place("1", after=3600)
+        Operator(app, "ann").instance("order", "1").pause("INC-1")
+        put(app, json.dumps({"format": 1, "more": "x" * 2 * PENDING}), key="1")
+        put(app, "nonsense", key="1")
+        shop.write("2", until=[], asks=[])
+        put(app, json.dumps({"format": 99}), key="2", saga="letter")
+        leave_alone(app, 13 * HOUR, monkeypatch)
+        [row] = facts(app, "stuck")
+        assert (row["verdict"], row["key"]) == ("unreadable", "1")
+        assert row["sentence"].startswith("It cannot be read: ")
+
     def test_numbers(self, app: Celery, shop: Any) -> None:
         backend = backend_of(app)
         for number in (1, 2):
@@ -127,7 +215,7 @@ class TestEachStore:
         backend.outbox.confirm("relay", [row.id], HOUR)
         backend.outbox.release("relay", [other.id])
         backend.dead.add(dead_letter())
-        order, parcel, numbers = facts(app, "stats")
+        order, parcel, _, numbers = facts(app, "stats")
         assert (order["saga"], order["instances"], parcel["saga"], parcel["instances"]) == ("order", 2, "parcel", 1)
         assert order["oldest_change_ms"] >= 0
         assert (numbers["due"], numbers["tried"], numbers["dead_letters"]) == (1, 1, 1)
@@ -135,6 +223,11 @@ class TestEachStore:
         lines = [line.split() for line in run(app, "stats").output.splitlines()]
         assert lines[0] == ["SAGA", "INSTANCES", "OLDEST", "CHANGE"]
         assert [line[:2] for line in lines[1:3]] == [["order", "2"], ["parcel", "1"]]
+
+
+def of_verdicts(app: Celery, *verdicts: str, words: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Return the troubles with one of these verdicts."""
+    return [row for row in facts(app, "stuck", *words) if row["verdict"] in verdicts]
 
 
 def due_row(app: Celery, key: str) -> OutboxRow:

@@ -70,7 +70,8 @@ def test_every_keyword():
         (
             {"colour": "red"},
             "unknown class keyword colour. "
-            "Known: correlate_by, also_by, search_by, status_by, name, formerly, schema_version, history, keep",
+            "Known: correlate_by, also_by, search_by, status_by, name, formerly, schema_version, history, keep, max_idle, "
+            "backend",
         ),
         ({"correlated_by": "k", "also": "k"}, "unknown class keyword also, correlated_by"),
         ({"correlate_by": ()}, "correlate_by is empty"),
@@ -104,7 +105,10 @@ def test_wrong_class_keyword(keywords, problem):
     assert problem in str(caught.value)
 
 
-@pytest.mark.parametrize("keywords", [{"name": "x"}, {"formerly": "x"}, {"schema_version": 2}, {"history": "messages"}])
+@pytest.mark.parametrize(
+    "keywords",
+    [{"name": "x"}, {"formerly": "x"}, {"schema_version": 2}, {"history": "messages"}, {"keep": 60}, {"max_idle": 60}],
+)
 def test_keywords_of_a_concrete_saga_on_an_abstract_one(keywords):
     with pytest.raises(DefinitionError, match=r"it has no correlate_by\. Name the field"):
         saga(correlate_by=None, **keywords)
@@ -583,6 +587,21 @@ def test_keep_that_is_no_time(keep, problem):
     assert problem in str(caught.value)
 
 
-def test_keep_of_an_abstract_saga():
-    with pytest.raises(DefinitionError, match="it has no correlate_by"):
-        saga(keep=60, correlate_by=None)
+def test_max_idle():
+    assert saga(max_idle=timedelta(days=7)).__saga__.max_idle_ms == 604_800_000
+    assert saga(max_idle=0.5, keep=60).__saga__.max_idle_ms == 500
+    assert saga(keep=60).__saga__.max_idle_ms is None
+
+
+@pytest.mark.parametrize(
+    ("max_idle", "problem"),
+    [
+        (0, "max_idle=0 is no time to leave an instance alone. Between a millisecond and 100 years"),
+        (timedelta(days=36_501), "is no time"),
+        ("7d", "max_idle= takes a timedelta or seconds, not str. max_idle=timedelta(days=3)"),
+    ],
+)
+def test_max_idle_that_is_no_time(max_idle, problem):
+    with pytest.raises(DefinitionError, match=r"^Order: ") as caught:
+        saga(max_idle=max_idle)
+    assert problem in str(caught.value)

@@ -19,7 +19,7 @@ from celery_sagas.core.step import IfExists, IfMissing, StepDefinition
 from celery_sagas.core.timeouts import Timeout
 from celery_sagas.errors import NewerState, UnreadableState
 from celery_sagas.operate.explain import LATE_MS, Explanation, Verdict, explain
-from celery_sagas.operate.facts import Facts
+from celery_sagas.operate.facts import Facts, is_left_alone
 from celery_sagas.operate.spans import span
 from celery_sagas.stores.records import DeadLetter, Entry, OutboxGlance, Record
 
@@ -74,6 +74,30 @@ def requests(*each: Request) -> Pending:
 def charge(**others: Any) -> Request:
     """Make a request."""
     return Request(**{"id": "request", "task": "shop.charge", "then": "order.charged", "otherwise": "order.failed", **others})
+
+
+@pytest.mark.parametrize(
+    ("pending", "expected"),
+    [
+        (Pending(), True),
+        (timeout(), False),
+        (timeout(LATER), False),
+        (requests(charge()), True),
+        (requests(charge(at=LATE)), False),
+        (requests(charge(at=LATE, has_timed_out=True)), True),
+        (requests(charge(sent_at=LATER, sent_row=ROW)), False),
+        (requests(charge(sent_at=LATE, sent_row=ROW)), True),
+        (Pending(deferred=[Deferred("m", "order.shipped", NOW, "t", "{}")]), True),
+        (Pending(deferred=[Deferred("m", "order.shipped", NOW, "t", "{}", wake="w", row=ROW)]), False),
+        (Pending(paused=Pause(LATE, "ann", "INC-1")), False),
+    ],
+)
+def test_nothing_is_sure_to_come(pending: Pending, expected: bool):
+    assert is_left_alone(facts(pending)) is expected
+
+
+def test_nothing_is_known_to_be_sure_where_the_pending_map_cannot_be_read():
+    assert not is_left_alone(replace(facts(), pending=None))
 
 
 def test_timeout_that_has_come_and_waits_is_not_overdue():

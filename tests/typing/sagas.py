@@ -26,6 +26,7 @@ class Order(
     schema_version=2,
     history="messages",
     keep=timedelta(days=1),
+    max_idle=timedelta(days=7),
     backend="orders",
 ):
     """A concrete one, with every class keyword."""

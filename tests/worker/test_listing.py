@@ -413,11 +413,15 @@ class TestErrors:
         place("1")
         assert keys(Order.all(status="new")) == keys(Order.all(city="Oslo")) == ["1"]
 
-    def test_backend_that_lists_nothing(self, app: Celery) -> None:
-        define_order()
+    @pytest.mark.parametrize(("keyword", "value"), [("search_by", "status"), ("max_idle", 60)])
+    def test_backend_that_lists_nothing(self, app: Celery, keyword: str, value: Any) -> None:
+        class Order(Saga, correlate_by="order_id", **{keyword: value}):
+            order_id: str
+            status: str = "new"
+
         backend = WithoutInstances("memory://", prefix="")
         runtime = Runtime(app, backend)
-        with pytest.raises(ConfigurationError, match=r"Order, which has search_by=, cannot be listed in memory://"):
+        with pytest.raises(ConfigurationError, match=rf"Order, which has {keyword}=, cannot be listed in memory://"):
             runtime.prepare(processes=1)
         with pytest.raises(ConfigurationError, match=r"a backend without Instances\. Keep them in another backend"):
             backend.instances.count("order", 1)
