@@ -1,5 +1,8 @@
 """``celery sagas stuck``: what does not go on, and what helps."""
 
+from collections.abc import Callable
+from functools import partial
+
 import click
 
 from celery_sagas.cli import tables
@@ -27,17 +30,20 @@ _HINTS = {
 @click.command()
 @click.argument("name", required=False, metavar="[SAGA]")
 @click.option("--idle", callback=milliseconds, help="Also instances that no message has changed for so long, such as 3d or 12h.")
+@click.option(
+    "--late", default="15m", show_default=True, callback=milliseconds, help="Timeouts that were not handled for so long."
+)
 @click.option("--limit", type=click.IntRange(1, 500), default=50, show_default=True, help="How many of each kind, at most.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object in each line.")
 @click.pass_context
-def stuck(context: click.Context, name: str | None, idle: int | None, limit: int, as_json: bool) -> None:
-    """Show what does not go on: timeouts that were not handled for 15 minutes, messages that cannot be published, dead letters,
-    paused instances, and those that no message has changed for longer than the max_idle of their saga.
+def stuck(context: click.Context, name: str | None, idle: int | None, late: int, limit: int, as_json: bool) -> None:
+    """Show what does not go on: timeouts that are late, messages that cannot be published, dead letters, paused instances, and
+    those that no message has changed for longer than the max_idle of their saga.
 
     The exit status is 3 if there is something, 1 if a backend is away.
     """
     with opened(context) as runtime:
-        troubles, away = _look(runtime, name, idle, limit)
+        troubles, away = _look(runtime, name, partial(Look, limit=limit, idle_ms=idle, late_ms=late))
     if as_json:
         tables.print_json(each._asdict() for each in troubles)
     else:
@@ -48,10 +54,10 @@ def stuck(context: click.Context, name: str | None, idle: int | None, limit: int
         raise click.exceptions.Exit(1 if away else FOUND)
 
 
-def _look(runtime: Runtime, name: str | None, idle: int | None, limit: int) -> tuple[list[Trouble], list[StoreUnavailable]]:
+def _look(runtime: Runtime, name: str | None, look_at: Callable[..., Look]) -> tuple[list[Trouble], list[StoreUnavailable]]:
     """Return the troubles in all backends, and the errors of those that are away."""
     troubles, away = list[Trouble](), list[StoreUnavailable]()
-    for look in _looks(runtime, name, idle, limit):
+    for look in _looks(runtime, name, look_at):
         try:
             troubles += look.troubles()
         except StoreUnavailable as exc:
@@ -59,11 +65,11 @@ def _look(runtime: Runtime, name: str | None, idle: int | None, limit: int) -> t
     return each_once(troubles), away  # two names may be one database
 
 
-def _looks(runtime: Runtime, name: str | None, idle: int | None, limit: int) -> list[Look]:
+def _looks(runtime: Runtime, name: str | None, look_at: Callable[..., Look]) -> list[Look]:
     if name is not None:
         saga = saga_named(name)
-        return [Look(runtime.backends.of(saga), [saga], limit, idle, is_whole=False)]
-    return [Look(backend, runtime.backends.sagas_in(backend), limit, idle) for backend in runtime.backends]
+        return [look_at(runtime.backends.of(saga), [saga], is_whole=False)]
+    return [look_at(backend, runtime.backends.sagas_in(backend)) for backend in runtime.backends]
 
 
 def _print(troubles: list[Trouble], *, is_whole: bool) -> None:

@@ -92,6 +92,8 @@ def facts_at(backend: Backend, saga: SagaDefinition, glance: Glance, now: int) -
         pending = _checked(pending_of(record), record)
     except (UnreadableState, NewerState) as exc:
         problems.append(exc)
+    if glance.schema_version > saga.schema_version:
+        problems.append(NewerState(saga.name, glance.key, glance.schema_version, saga.schema_version))
     return Facts(saga, glance.key, glance.id, now, pending=pending, problems=problems, steps=list(registry.steps_of(saga)))
 
 

@@ -25,8 +25,8 @@ from celery_sagas.stores.records import ID, DeadLetter, Lookup, OutboxGlance
 _ERROR = 100
 #: How many pages of messages that were not handled are looked at, of which some may wait with their instances.
 _PAGES = 10
-#: How many instances of a saga with ``max_idle`` are looked at, of which something may be sure to come to some.
-_LOOKED_AT = 5_000
+#: How many instances of a saga with ``max_idle`` are looked at, of which something may be sure to come to most.
+_LOOKED_AT = 100_000
 
 
 class Trouble(NamedTuple):
@@ -53,6 +53,7 @@ class Look:
         limit: How many troubles of each kind are returned at most.
         idle_ms: Instances are reported that no message has changed for this time, in milliseconds; ``None``: none are.
         is_whole: Whether what belongs to none of these sagas is reported, too.
+        late_ms: Messages are reported that were published, or are due, for this time and were not handled, in milliseconds.
     """
 
     backend: Backend
@@ -60,6 +61,7 @@ class Look:
     limit: int
     idle_ms: int | None = None
     is_whole: bool = True
+    late_ms: int = LATE_MS
 
     def troubles(self) -> list[Trouble]:
         """Return what does not go on, each instance with the first of its troubles.
@@ -91,7 +93,7 @@ class Look:
     def _of_rows(self, now: int) -> Iterator[Trouble]:
         """Yield the messages that were not handled for long, cannot be published, or that no relay has taken."""
         keys, waiting = dict[str, str](), set[str]()
-        for rows in (self._tried(now - LATE_MS), self.backend.outbox.overdue(now - LATE_MS, min(self.limit, MOST))):
+        for rows in (self._tried(now - self.late_ms), self.backend.outbox.overdue(now - self.late_ms, min(self.limit, MOST))):
             yield from islice(filter(None, (self._of_row(row, now, keys, waiting) for row in rows)), self.limit)
 
     def _tried(self, until: int) -> Iterator[OutboxGlance]:
@@ -143,9 +145,9 @@ class Look:
             step = registry.step_named(group.task)
             count = f"{group.dead_letters:,} dead letter{'s' if group.dead_letters > 1 else ''}"
             sentence = f"{group.task} failed with {group.error}: {count}"
-            name = step.saga.name if step else ""
+            about = (step.saga.name, group.key) if step else ("", "")
             since = group.oldest, now - group.oldest
-            yield Trouble(Verdict.FAILING.value, name, "", "", *since, group.task, group.dead_letters, sentence)
+            yield Trouble(Verdict.FAILING.value, *about, "", *since, group.task, group.dead_letters, sentence)
 
     def _dead_letters(self) -> Iterator[DeadLetter]:
         page = self.backend.dead.list(MOST)
@@ -178,7 +180,8 @@ def each_once(troubles: Iterable[Trouble]) -> list[Trouble]:
     """Return troubles without those of an instance that one before them is about, and without repeats of any."""
     first = dict[object, Trouble]()
     for trouble in troubles:
-        first.setdefault(trouble.id or trouble._replace(for_ms=0), trouble)
+        about = (trouble.saga, trouble.key) if trouble.key else trouble.id or trouble._replace(for_ms=0)
+        first.setdefault(about, trouble)
     return list(first.values())
 
 

@@ -118,7 +118,7 @@ class TestEachStore:
         assert found[others[0].instance_id]["sentence"] == (
             "order.remind waits in the outbox: no relay that knows it has taken it"
         )
-        assert sorted(row["key"] for row in found.values()) == ["", "1", "2", "3", "4"]
+        assert sorted(row["key"] for row in found.values()) == ["1", "2", "3", "4", "42"]
         assert found[""]["sentence"] == "order.remind failed with KeyError: 1 dead letter"
         assert {row["saga"] for row in found.values()} == {"order"}
         assert len(stuck(app)) == 5 + 3
@@ -205,6 +205,39 @@ class TestEachStore:
         [row] = facts(app, "stuck")
         assert (row["verdict"], row["key"]) == ("unreadable", "1")
         assert row["sentence"].startswith("It cannot be read: ")
+
+    def test_instance_of_newer_code(self, app: Celery, shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        shop.write("1", until=[], asks=[])
+        put(app, "{}", key="1", saga="letter", schema_version=2)
+        leave_alone(app, 13 * HOUR, monkeypatch)
+        [row] = facts(app, "stuck")
+        assert (row["verdict"], row["key"]) == ("newer", "1")
+        assert row["sentence"] == "Newer code has written it: it has schema version 2, and this code knows 1"
+
+    def test_instance_with_dead_letters_is_listed_once(self, app: Celery, shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        for number in ("1", "2"):
+            shop.write(number, until=[], asks=[])
+        for error in ("KeyError", "KeyError", "ValueError"):
+            backend_of(app).dead.add(dead_letter()._replace(task="letter.sent", saga="letter", key="1", error=error))
+        leave_alone(app, 13 * HOUR, monkeypatch)
+        assert [(row["verdict"], row["key"], row["messages"]) for row in facts(app, "stuck")] == [
+            ("failing", "1", 2),
+            ("idle", "2", 1),
+        ]
+        backend_of(app).dead.add(dead_letter()._replace(task="letter.sent", saga="letter", key="2", error="KeyError"))
+        assert [(row["verdict"], row["key"], row["messages"]) for row in facts(app, "stuck")] == [
+            ("failing", "", 3),
+            ("failing", "1", 1),
+            ("idle", "2", 1),
+        ]
+
+    def test_what_is_late(self, app: Celery, shop: Any) -> None:
+        shop.place("1", after=3600)
+        row = due_row(app, "1")
+        backend_of(app).outbox.confirm("relay", [row.id], HOUR)
+        assert stuck(app, status=0) == []
+        [only] = facts(app, "stuck", "--late", "0s")
+        assert (only["verdict"], only["task"]) == ("overdue", "order.remind")
 
     def test_numbers(self, app: Celery, shop: Any) -> None:
         backend = backend_of(app)
