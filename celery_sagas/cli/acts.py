@@ -27,8 +27,8 @@ _WORDS_AND_NAME = click.argument("words", nargs=-1, required=True, metavar="SAGA
 _WORDS_AND_REQUEST = click.argument("words", nargs=-1, required=True, metavar="SAGA [KEY] REQUEST")
 _ID = click.option("--id", metavar="ID", help="The instance with this id.")
 _BY = click.option("--by", metavar="FIELD=VALUE", help="The instance with this value of a field in also_by, or in search_by.")
-_REASON = click.option("--reason", required=True, metavar="TEXT", help="Why: the journal and the audit keep it.")
-_ACTOR = click.option("--actor", metavar="NAME", help="Who acts; the user of this machine, if it is left out.")
+REASON = click.option("--reason", required=True, metavar="TEXT", help="Why: the journal and the audit keep it.")
+ACTOR = click.option("--actor", metavar="NAME", help="Who acts; the user of this machine, if it is left out.")
 _VERSION = click.option("--expect-version", type=click.IntRange(min=1), help="Act only on this version of the instance.")
 _DRY_RUN = click.option("--dry-run", is_flag=True, help="Say what would be done, and write nothing.")
 _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
@@ -72,8 +72,8 @@ class _Given(NamedTuple):
 @_WORDS
 @_ID
 @_BY
-@_REASON
-@_ACTOR
+@REASON
+@ACTOR
 @_VERSION
 @_DRY_RUN
 @_JSON
@@ -92,8 +92,8 @@ def pause(context: click.Context, /, **options: Any) -> None:
 @_WORDS
 @_ID
 @_BY
-@_REASON
-@_ACTOR
+@REASON
+@ACTOR
 @_VERSION
 @_DRY_RUN
 @_JSON
@@ -108,8 +108,8 @@ def resume(context: click.Context, /, **options: Any) -> None:
 @_WORDS
 @_ID
 @_BY
-@_REASON
-@_ACTOR
+@REASON
+@ACTOR
 @_VERSION
 @_DRY_RUN
 @_JSON
@@ -135,8 +135,8 @@ def terminate(context: click.Context, /, leave_undone: bool, yes: bool, **option
 @_WORDS
 @_ID
 @_BY
-@_REASON
-@_ACTOR
+@REASON
+@ACTOR
 @_VERSION
 @_DRY_RUN
 @_JSON
@@ -191,8 +191,8 @@ def _change_of(
 @_WORDS_AND_NAME
 @_ID
 @_BY
-@_REASON
-@_ACTOR
+@REASON
+@ACTOR
 @_VERSION
 @_DRY_RUN
 @_JSON
@@ -211,8 +211,8 @@ def fire(context: click.Context, /, **options: Any) -> None:
 @_WORDS_AND_NAME
 @_ID
 @_BY
-@_REASON
-@_ACTOR
+@REASON
+@ACTOR
 @_VERSION
 @_DRY_RUN
 @_JSON
@@ -230,8 +230,8 @@ def skip(context: click.Context, /, **options: Any) -> None:
 @_WORDS_AND_REQUEST
 @_ID
 @_BY
-@_REASON
-@_ACTOR
+@REASON
+@ACTOR
 @_VERSION
 @_DRY_RUN
 @_JSON
@@ -264,7 +264,7 @@ def _act(context: click.Context, given: _Given, act: Callable[[OperatedInstance]
         _print(given, verb or str(context.info_name), act(_instance(runtime, saga_named(given.saga), given)))
 
 
-def operator_for(runtime: Runtime, actor: str | None, reason: str, *, dry_run: bool) -> Operator:
+def operator_for(runtime: Runtime, actor: str | None, reason: str, *, dry_run: bool = False) -> Operator:
     """Return the operator that a command line names, or else the user of this machine.
 
     Raises:

@@ -39,7 +39,8 @@ def audit(
     limit: int,
     as_json: bool,
 ) -> None:
-    """Show what operators have done to instances, and why, the newest first: for as long as saga_audit_retention says.
+    """Show what operators have done to instances and dead letters, and why, the newest first: for as long as
+    saga_audit_retention says.
 
     The key of several parts is their JSON array, such as '["eu","42"]'.
     """
@@ -63,7 +64,7 @@ class _Audits:
 
     def __init__(self, runtime: Runtime, name: str | None, key: str | None) -> None:
         saga = saga_named(name) if name is not None else None
-        self._backends = runtime.backends.of_sagas() if saga is None else [runtime.backends.of(saga)]
+        self._backends = list(runtime.backends) if saga is None else [runtime.backends.of(saga)]
         self._asked: dict[str, Any] = {"names": saga.names} if saga is not None else {}
         if saga is not None and key is not None:
             self._asked["key"] = key_text(saga, key)

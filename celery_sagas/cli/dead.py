@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 import click
 
 from celery_sagas.cli import tables
+from celery_sagas.cli.acts import ACTOR, REASON, operator_for
 from celery_sagas.cli.ages import milliseconds
 from celery_sagas.cli.app import opened
 from celery_sagas.clock import time_s
-from celery_sagas.core.requests.requests import UNDONE
 from celery_sagas.errors import SagaError, StoreUnavailable
+from celery_sagas.operate.dead_letters import Treated, dead_letter_of
 from celery_sagas.operate.groups import GROUPED, Group, grouped
 from celery_sagas.operate.redact import MARK, redacted_message
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.worker.failures.dead_letters import tries_of
-from celery_sagas.worker.operators import discard_dead_letter, retry_dead_letter
 from celery_sagas.worker.runtime import Runtime
 
 #: Dead letters to read at once.
@@ -107,7 +107,7 @@ def groups(context: click.Context, /, as_json: bool, **wanted: Any) -> None:
 def show(context: click.Context, id: str, reveal: bool) -> None:
     """Show all details of one dead letter. What is hidden is shown as three dots: see saga_hidden."""
     with opened(context) as runtime:
-        dead_letter = _Kept(runtime, _PAGE).get(id)
+        dead_letter = dead_letter_of(runtime, id)
         hidden = None if reveal else runtime.settings.hidden
     click.echo("\n".join(_description(dead_letter, hidden)))
 
@@ -119,12 +119,16 @@ def show(context: click.Context, id: str, reveal: bool) -> None:
 @_SAGA
 @_ERROR
 @_SINCE
+@REASON
+@ACTOR
 @click.pass_context
-def retry(context: click.Context, /, ids: tuple[str, ...], everything: bool, **wanted: Any) -> None:
+def retry(
+    context: click.Context, /, ids: tuple[str, ...], everything: bool, reason: str, actor: str | None, **wanted: Any
+) -> None:
     """Send the messages of dead letters again, each under a new id, put rejected items back, and remove the dead letters."""
     with opened(context) as runtime:
-        kept = _Kept(runtime, _PAGE)
-        _each(kept, _chosen(kept, ids, everything, _Wanted(**wanted)), _retry)
+        kept, dead_letters = _Kept(runtime, _PAGE), operator_for(runtime, actor, reason).dead_letters(reason)
+        _each(kept, _chosen(kept, ids, everything, _Wanted(**wanted)), dead_letters.retry)
 
 
 @dead.command()
@@ -134,44 +138,35 @@ def retry(context: click.Context, /, ids: tuple[str, ...], everything: bool, **w
 @_SAGA
 @_ERROR
 @_SINCE
+@REASON
+@ACTOR
 @click.option("--yes", is_flag=True, help="Do not ask where no ids are named.")
 @click.pass_context
-def discard(context: click.Context, /, ids: tuple[str, ...], everything: bool, yes: bool, **wanted: Any) -> None:
+def discard(
+    context: click.Context, /, ids: tuple[str, ...], everything: bool, yes: bool, reason: str, actor: str | None, **wanted: Any
+) -> None:
     """Remove dead letters; messages are never handled, items never flushed, and no instance waits for timeouts among them."""
     with opened(context) as runtime:
-        kept = _Kept(runtime, _PAGE)
+        kept, dead_letters = _Kept(runtime, _PAGE), operator_for(runtime, actor, reason).dead_letters(reason)
         chosen = _chosen(kept, ids, everything, _Wanted(**wanted))
         if chosen and not ids and not yes:
             click.confirm(f"Remove {len(chosen):,} dead letters for good?", abort=True)
-        _each(kept, chosen, _discard)
+        _each(kept, chosen, dead_letters.discard)
 
 
 class _Kept:
     """The dead letters in all backends; one that is away does not hide those in the others."""
 
     def __init__(self, runtime: Runtime, at_once: int) -> None:
-        self.runtime = runtime
+        self._backends = runtime.backends
         self._at_once = at_once
         self._away: list[StoreUnavailable] = []
-
-    def get(self, id: str) -> DeadLetter:
-        """Return a dead letter."""
-        away: list[StoreUnavailable] = []
-        for backend in self.runtime.backends:
-            try:
-                if dead_letter := backend.dead.get(id):
-                    return dead_letter
-            except StoreUnavailable as exc:
-                away.append(exc)
-        if away:
-            raise away[0]
-        raise click.ClickException(f"there is no dead letter {id}; `celery sagas dead list` shows those that there are")
 
     def wanted(self, wanted: _Wanted) -> Iterator[DeadLetter]:
         """Yield those that are meant, the newest first: each once, even if two of the backends are one database."""
         seen: set[str] = set()
         first_at = wanted.first_at()
-        newest_first = merge(*map(self._pages, self.runtime.backends), key=lambda each: -each.at)
+        newest_first = merge(*map(self._pages, self._backends), key=lambda each: -each.at)
         for dead_letter in takewhile(lambda each: each.at >= first_at, newest_first):
             if wanted.takes(dead_letter) and dead_letter.id not in seen:
                 seen.add(dead_letter.id)
@@ -206,38 +201,18 @@ def _chosen(kept: _Kept, ids: Sequence[str], everything: bool, wanted: _Wanted) 
     return ids or [dead_letter.id for dead_letter in kept.wanted(wanted)][::-1]
 
 
-def _each(kept: _Kept, ids: Sequence[str], act: Callable[[Runtime, DeadLetter], str]) -> None:
+def _each(kept: _Kept, ids: Sequence[str], act: Callable[[str], Treated]) -> None:
     """Act on each dead letter, whatever the outcome of the others; exit with status 1 if one of them fails."""
     failed = 0
     for id in ids:
         try:
-            click.echo(tables.line(act(kept.runtime, kept.get(id))))
-        except (SagaError, click.ClickException) as exc:
+            click.echo(tables.line(f"{id}: {act(id).text}."))
+        except SagaError as exc:
             failed += 1
-            text = exc.format_message() if isinstance(exc, click.ClickException) else str(exc)
-            click.echo(f"Error: {tables.block(text)}", err=True)
+            click.echo(f"Error: {tables.block(str(exc))}", err=True)
     kept.report()
     if failed:
         raise click.exceptions.Exit(1)
-
-
-def _retry(runtime: Runtime, dead_letter: DeadLetter) -> str:
-    if runtime.app.conf.task_always_eager and not dead_letter.number:
-        raise click.ClickException("with task_always_eager nothing is sent: the message would run here, and its failure be lost")
-    retried = retry_dead_letter(runtime, dead_letter)
-    if dead_letter.number:
-        return f"{dead_letter.id}: the item {dead_letter.message_id} of {dead_letter.task} was put back."
-    if not retried.id:
-        return f"{dead_letter.id}: {dead_letter.task} {retried.reason}; the dead letter was removed and nothing was sent."
-    return f"{dead_letter.id}: {dead_letter.task} was sent again as {retried.id}."
-
-
-def _discard(runtime: Runtime, dead_letter: DeadLetter) -> str:
-    waited = discard_dead_letter(runtime, dead_letter)
-    what = f"the item {dead_letter.message_id} of {dead_letter.task}" if dead_letter.number else dead_letter.task
-    if waited and dead_letter.task.endswith(UNDONE):
-        return f"{dead_letter.id}: what could not be undone counts as undone, and {dead_letter.saga} {dead_letter.key} goes on."
-    return f"{dead_letter.id}: {what} was discarded{', and its instance no longer waits for it' if waited else ''}."
 
 
 def _row(dead_letter: DeadLetter) -> tables.Row:

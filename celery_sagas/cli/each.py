@@ -11,7 +11,7 @@ from typing import Any, Final, TextIO
 import click
 
 from celery_sagas.cli import tables
-from celery_sagas.cli.acts import facts_of, operator_for
+from celery_sagas.cli.acts import ACTOR, REASON, facts_of, operator_for
 from celery_sagas.cli.addresses import value_of
 from celery_sagas.cli.ages import milliseconds
 from celery_sagas.cli.app import opened, saga_named
@@ -47,8 +47,8 @@ _WITH_NAME: Final = ("fire", "skip")
 @click.option("--paused", is_flag=True, help="Those that an operator has paused.")
 @click.option("--idle", callback=milliseconds, help="Those that no message has changed for this time, such as 3d, 12h or 30m.")
 @click.option("--from", "given", type=click.File("r", encoding="utf-8"), help="Those in a file that --failed-to has written.")
-@click.option("--reason", required=True, metavar="TEXT", help="Why: the journal and the audit keep it.")
-@click.option("--actor", metavar="NAME", help="Who acts; the user of this machine, if it is left out.")
+@REASON
+@ACTOR
 @click.option("--expect", type=click.IntRange(min=0), help="Do not ask, and act only if there are so many.")
 @click.option("--per-second", type=click.FloatRange(min=0, min_open=True), help="How many at most, in a second.")
 @click.option("--failed-to", type=click.File("w", encoding="utf-8"), help="Write those for which it failed into this file.")

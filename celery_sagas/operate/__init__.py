@@ -1,6 +1,7 @@
-"""What operators see of the instances, and what they do to them: free of the command line, which shows it."""
+"""What operators see of the instances, and what they do to them and to dead letters: free of the command line, which shows it."""
 
 from celery_sagas.engine.acts.acting import Done
+from celery_sagas.operate.dead_letters import DeadLetters, Treated
 from celery_sagas.operate.operator import OperatedInstance, Operator
 
-__all__ = ["Done", "OperatedInstance", "Operator"]
+__all__ = ["DeadLetters", "Done", "OperatedInstance", "Operator", "Treated"]

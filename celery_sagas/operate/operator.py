@@ -27,6 +27,7 @@ from celery_sagas.engine.query import lookup_of
 from celery_sagas.errors import MisuseError
 from celery_sagas.operate.answering import Sent, answer_to, failure_to, failure_to_requester
 from celery_sagas.operate.choosing import chosen_of
+from celery_sagas.operate.dead_letters import DeadLetters
 from celery_sagas.operate.explain import explain
 from celery_sagas.operate.patching import patched
 from celery_sagas.operate.reading import read_facts
@@ -99,6 +100,20 @@ class Operator:
         idle_ms = None if idle is None else int(seconds_of("idle", idle) * 1000)
         chosen = chosen_of(runtime_of(self.app).backends.of(definition), definition, paused=paused, idle_ms=idle_ms, by=by)
         return (OperatedInstance(self, definition, lookup_in(definition, ID, glance.id)) for glance in chosen)
+
+    def dead_letters(self, reason: str) -> DeadLetters:
+        """Return the dead letters, to retry or discard some of them; a batch does not matter to them.
+
+        Args:
+            reason: Why.
+
+        Raises:
+            MisuseError: Acts are only planned.
+            ValueError: The reason is empty, or too long.
+        """
+        if self.dry_run:
+            raise MisuseError("acts on dead letters cannot be planned", "Make an Operator without dry_run=True")
+        return DeadLetters(runtime_of(self.app), self.actor, checked_text("reason", reason, REASON_CHARACTERS))
 
 
 @dataclass(frozen=True)

@@ -161,9 +161,9 @@ class Outgoing(NamedTuple):
 
 
 class AuditEntry(NamedTuple):
-    """An entry of the audit: what an operator has done to an instance, or to a message of it, and why."""
+    """An entry of the audit: what an operator has done to an instance, or to a dead letter, and why."""
 
-    id: str  #: new for every action
+    id: str  #: new for every action; of one on a dead letter the same, however often it is repeated
     actor: str
     action: str
     reason: str

@@ -15,9 +15,10 @@ from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.step import StepDefinition
 from celery_sagas.engine.dead_letters.cancellation import Cancellation
 from celery_sagas.engine.dead_letters.dead_lettering import close
+from celery_sagas.engine.instance import lookup_in
 from celery_sagas.errors import InvalidMessage, MisuseError
 from celery_sagas.stores.ports import Backend
-from celery_sagas.stores.records import DeadLetter
+from celery_sagas.stores.records import KEY, DeadLetter, Lookup
 from celery_sagas.worker.failures.dead_letters import lookup_of
 from celery_sagas.worker.headers import (
     DEFERRED_SINCE,
@@ -63,15 +64,15 @@ def retry_dead_letter(runtime: Runtime, dead_letter: DeadLetter) -> Retried:
         The result.
 
     Raises:
-        MisuseError: The dead letter holds no message that can be sent, or an item whose id is buffered again; it is kept.
+        MisuseError: The dead letter holds no message that can be sent, or an item whose id is buffered again; it is kept. So it
+            is with ``task_always_eager``: the message would run here, and its failure be lost.
         PublishError: The broker did not confirm it; the dead letter is kept.
         StoreError: The dead letter is kept.
     """
     app, step = runtime.app, registry.step_named(dead_letter.task)
     if dead_letter.number:
         return _restore(runtime, dead_letter)
-    again = retry_of(app, dead_letter)
-    _check_arguments(app, dead_letter, again)
+    again = signature_for_retry(app, dead_letter)
     if step is not None and not _close(runtime.backends.of(step.saga), step, dead_letter):
         return _in_vain(dead_letter, "was handled since, under its own id")
     if not _is_awaited(runtime, dead_letter):
@@ -103,7 +104,7 @@ def _is_awaited(runtime: Runtime, dead_letter: DeadLetter) -> bool:
         return True
     if gather := gather_of(request_in(dead_letter)):
         return runtime.gathering_of(gather.saga).awaited(gather) is not None
-    saga = _saga_of(dead_letter)
+    saga = saga_in(dead_letter)
     return saga is None or cancellation.is_due(runtime.backends.of(saga).sagas)
 
 
@@ -121,7 +122,7 @@ def discard_dead_letter(runtime: Runtime, dead_letter: DeadLetter) -> bool:
         PublishError: The broker did not confirm the message; the dead letter is kept.
         StoreError: The dead letter is kept.
     """
-    cancellation, backend = cancellation_of(dead_letter), runtime.backends.of(_saga_of(dead_letter))
+    cancellation, backend = cancellation_of(dead_letter), runtime.backends.of(saga_in(dead_letter))
     waited = cancellation is not None and cancellation.perform(backend, runtime.settings.conflict_retries)
     if cancellation is not None and not waited and cancellation.must_be_settled(backend.sagas):
         is_undo = dead_letter.task.endswith(UNDONE)
@@ -137,6 +138,20 @@ def _done(app: Celery, dead_letter: DeadLetter, addressed: Addressed) -> Signatu
     headers = answer_headers(addressed.instance_id, addressed.id, ReplyKind.ANSWER)
     target = target_named(app, dead_letter.task)
     return signature_to(app, target, None, headers=headers, id=derived_id(dead_letter.id, "discard"))
+
+
+def signature_for_retry(app: Celery, dead_letter: DeadLetter) -> Signature[Any]:
+    """Return the message of a dead letter for its retry, checked as far as it can be without a server.
+
+    Raises:
+        MisuseError: It cannot be sent.
+    """
+    if app.conf.task_always_eager:
+        problem = "with task_always_eager nothing is sent: the message would run here, and its failure be lost"
+        raise MisuseError(problem, "Retry it where that is off")
+    again = retry_of(app, dead_letter)
+    _check_arguments(app, dead_letter, again)
+    return again
 
 
 def new_id_of(dead_letter: DeadLetter) -> str:
@@ -202,11 +217,23 @@ def cancellation_of(dead_letter: DeadLetter) -> Cancellation | None:
         return None
     if addressed is None:
         return None
-    saga, outcome = _saga_of(dead_letter), wired(dead_letter.task, request.args[0]) if request.args else None
+    saga, outcome = saga_in(dead_letter), wired(dead_letter.task, request.args[0]) if request.args else None
     return Cancellation(dead_letter, saga.names if saga else (dead_letter.saga,), addressed, outcome)
 
 
-def _saga_of(dead_letter: DeadLetter) -> SagaDefinition | None:
+def instance_named_in(dead_letter: DeadLetter) -> Lookup | None:
+    """Return the lookup of the instance that a dead letter's message is for; ``None`` if that is not known here."""
+    step, saga = registry.step_named(dead_letter.task), saga_in(dead_letter)
+    if dead_letter.number or saga is None:
+        return None
+    try:
+        lookup = lookup_of(step, request_in(dead_letter)) if step else None
+    except MisuseError:  # it holds no message
+        lookup = None
+    return lookup or (lookup_in(saga, KEY, dead_letter.key) if dead_letter.key else None)
+
+
+def saga_in(dead_letter: DeadLetter) -> SagaDefinition | None:
     """Return the saga of a message's step, even if the step no longer exists; ``None`` if the saga is not defined here."""
     step = registry.step_named(dead_letter.task)
     return (

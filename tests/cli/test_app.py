@@ -20,7 +20,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Celery:
     [
         ["aggregates", "list"],
         ["dead", "list"],
-        ["dead", "retry", "--all"],
+        ["dead", "retry", "--all", "--reason", "INC-1"],
         ["describe"],
         ["relay"],
         ["schema"],

@@ -21,6 +21,8 @@ from tests.servers import unique
 #: JSON that no parser reads.
 TOO_DEEP = "[" * 100_000 + "]" * 100_000
 
+WHY = ("--reason", "INC-881", "--actor", "ann")
+
 
 def dead_letter(id: str = "l1", **facts: Any) -> DeadLetter:
     """Return a dead letter."""
@@ -231,7 +233,7 @@ class TestRetry:
 
     def test_those_that_are_named(self, app: Celery, worker: Worker, order: Any) -> None:
         keep(app, dead_letter(), dead_letter("l2", message_id="m2"))
-        result = run(app, "dead", "retry", "l1")
+        result = run(app, "dead", "retry", *WHY, "l1")
 
         assert result.exit_code == 0, result.output
         (sent,) = worker.waiting()
@@ -244,7 +246,7 @@ class TestRetry:
         """However many, in the order in which they failed."""
         monkeypatch.setattr(import_module("celery_sagas.cli.dead"), "_PAGE", 2)
         keep(app, *(dead_letter(f"l{number}", message_id=f"m{number}") for number in range(5)))
-        result = run(app, "dead", "retry", "--all")
+        result = run(app, "dead", "retry", *WHY, "--all")
 
         assert result.exit_code == 0, result.output
         assert [line.partition(":")[0] for line in result.output.splitlines()] == [f"l{number}" for number in range(5)]
@@ -252,12 +254,12 @@ class TestRetry:
         assert kept(app) == set()
 
     def test_no_dead_letters_at_all(self, app: Celery, order: Any) -> None:
-        assert run(app, "dead", "retry", "--all").exit_code == 0
+        assert run(app, "dead", "retry", *WHY, "--all").exit_code == 0
 
     def test_what_fails_is_kept_and_the_others_go_on(self, app: Celery, worker: Worker, order: Any) -> None:
         deep = dead_letter("too deep", payload=TOO_DEEP)
         keep(app, dead_letter("no json", payload="<what>"), deep, dead_letter("no message", payload="{}"), dead_letter())
-        result = run(app, "dead", "retry", "no json", "too deep", "no message", "l9", "l1")
+        result = run(app, "dead", "retry", *WHY, "no json", "too deep", "no message", "l9", "l1")
 
         assert result.exit_code == 1
         for sentence in (
@@ -274,7 +276,7 @@ class TestRetry:
     def test_task_for_a_terminal(self, app: Celery) -> None:
         """Its name is escaped, in what was done and in errors."""
         keep(app, dead_letter(task="pay\x1b[2J", payload="{"), dead_letter("l2", task="pay\x1b[2J"))
-        result = run(app, "dead", "retry", "l1", "l2")
+        result = run(app, "dead", "retry", *WHY, "l1", "l2")
 
         assert r"pay\x1b[2J" in result.output
         assert "\x1b" not in result.output
@@ -283,7 +285,7 @@ class TestRetry:
         """As its step is now: its task refuses to send it."""
         payload = {"task": "order.place", "args": [], "kwargs": {"order_id": {"a": 1}, "nonsense": 1}, "options": {}}
         keep(app, dead_letter(payload=json.dumps(payload)))
-        result = run(app, "dead", "retry", "l1")
+        result = run(app, "dead", "retry", *WHY, "l1")
 
         assert (result.exit_code, kept(app)) == (1, {"l1"})
         assert "does not fit: place() got an unexpected keyword argument 'nonsense'. It can only be discarded." in result.output
@@ -293,7 +295,7 @@ class TestRetry:
         keep(app, dead_letter())
         app.send_task("order.place", ["42"], task_id="m1")
         worker.run()
-        result = run(app, "dead", "retry", "l1")
+        result = run(app, "dead", "retry", *WHY, "l1")
 
         assert result.exit_code == 0
         assert "l1: order.place was handled since" in result.output
@@ -302,7 +304,7 @@ class TestRetry:
     @pytest.mark.parametrize("arguments", [(), ("l1", "--all"), ("l1", "--task", "a"), ("--all", "--error", "a")], ids=str)
     def test_which(self, app: Celery, arguments: tuple[str, ...]) -> None:
         """One or the other."""
-        result = run(app, "dead", "retry", *arguments)
+        result = run(app, "dead", "retry", *WHY, *arguments)
 
         assert result.exit_code == 2
         assert "name the ids of dead letters, or give --all" in result.output
@@ -313,7 +315,7 @@ class TestDiscard:
 
     def test_those_that_are_named(self, app: Celery, worker: Worker) -> None:
         keep(app, dead_letter(), dead_letter("l2"), dead_letter("l3"))
-        result = run(app, "dead", "discard", "l1", "l2")
+        result = run(app, "dead", "discard", *WHY, "l1", "l2")
 
         assert (result.exit_code, kept(app)) == (0, {"l3"})
         assert result.output == "l1: order.place was discarded.\nl2: order.place was discarded.\n"
@@ -330,21 +332,21 @@ class TestDiscard:
     )
     def test_all_or_those_of_a_task(self, app: Celery, arguments: tuple[str, ...], left: set[str]) -> None:
         keep(app, dead_letter(), dead_letter("l2", task="order.pay"), dead_letter("l3"))
-        result = run(app, "dead", "discard", *arguments, "--yes")
+        result = run(app, "dead", "discard", *WHY, *arguments, "--yes")
 
         assert (result.exit_code, kept(app)) == (0, left)
 
     def test_all_but_with_a_question(self, app: Celery) -> None:
         """The command has no answer here."""
         keep(app, dead_letter(), dead_letter("l2"))
-        result = run(app, "dead", "discard", "--all")
+        result = run(app, "dead", "discard", *WHY, "--all")
 
         assert (result.exit_code, kept(app)) == (1, {"l1", "l2"})
         assert "Remove 2 dead letters for good? [y/N]" in result.output
 
     def test_unknown(self, app: Celery) -> None:
         keep(app, dead_letter())
-        result = run(app, "dead", "discard", "l9", "l1")
+        result = run(app, "dead", "discard", *WHY, "l9", "l1")
 
         assert (result.exit_code, kept(app)) == (1, set())
         assert "there is no dead letter l9" in result.output
@@ -354,7 +356,7 @@ class TestDiscard:
         (failed,) = backend_of(app).dead.list(10)
         assert reminded.find("42").saga.timeouts.keys() == {"other", "reminder"}
 
-        result = run(app, "dead", "discard", failed.id)
+        result = run(app, "dead", "discard", *WHY, failed.id)
 
         assert (result.exit_code, kept(app)) == (0, set())
         assert result.output == f"{failed.id}: order.remind was discarded, and its instance no longer waits for it.\n"
@@ -367,7 +369,7 @@ class TestDiscard:
         (failed,) = backend_of(app).dead.list(10)
         del registry.steps["order.remind"]
 
-        assert "no longer waits for it" in run(app, "dead", "discard", failed.id).output
+        assert "no longer waits for it" in run(app, "dead", "discard", *WHY, failed.id).output
         assert reminded.find("42").saga.timeouts.keys() == {"other"}
 
     def test_timeout_that_no_relay_could_publish(self, app: Celery, worker: Worker, reminded: Any) -> None:
@@ -376,7 +378,7 @@ class TestDiscard:
         backend_of(app).dead.remove(failed.id)
         keep(app, failed._replace(id="l1", saga=""))
 
-        assert "no longer waits for it" in run(app, "dead", "discard", "l1").output
+        assert "no longer waits for it" in run(app, "dead", "discard", *WHY, "l1").output
         assert reminded.find("42").saga.timeouts.keys() == {"other"}
 
     def test_timeout_whose_instance_is_gone(self, app: Celery, worker: Worker, reminded: Any) -> None:
@@ -384,7 +386,7 @@ class TestDiscard:
         app.send_task("order.end", ["42"])
         worker.run()
 
-        assert run(app, "dead", "discard", failed.id).output == f"{failed.id}: order.remind was discarded.\n"
+        assert run(app, "dead", "discard", *WHY, failed.id).output == f"{failed.id}: order.remind was discarded.\n"
         assert kept(app) == set()
 
     @pytest.mark.parametrize(
@@ -396,20 +398,20 @@ class TestDiscard:
         """Else nobody could discard it."""
         keep(app, dead_letter(payload=payload))
 
-        assert run(app, "dead", "discard", "l1").output == "l1: order.place was discarded.\n"
+        assert run(app, "dead", "discard", *WHY, "l1").output == "l1: order.place was discarded.\n"
         assert kept(app) == set()
 
     def test_store_that_goes_away(self, app: Celery, worker: Worker, reminded: Any) -> None:
         """The dead letter stays until its instance has been told."""
         (failed,) = backend_of(app).dead.list(10)
         interposed(app).once_before("update", failing(StoreUnavailable("memory://", "refused")))
-        result = run(app, "dead", "discard", failed.id)
+        result = run(app, "dead", "discard", *WHY, failed.id)
 
         assert (result.exit_code, kept(app)) == (1, {failed.id})
         assert result.output == "Error: The saga backend memory:// is unavailable: refused.\n"
 
     def test_none(self, app: Celery) -> None:
-        assert run(app, "dead", "discard").exit_code == 2
+        assert run(app, "dead", "discard", *WHY).exit_code == 2
 
 
 class TestSelections:
@@ -516,13 +518,13 @@ class TestOneBackendAway:
         assert "is unavailable: refused." in result.output
 
     def test_retry(self, two: Celery) -> None:
-        result = run(two, "dead", "retry", "--all")
+        result = run(two, "dead", "retry", *WHY, "--all")
         assert result.exit_code == 1
         assert "l1: order.place was sent again as" in result.output
         assert "is unavailable: refused." in result.output
 
     def test_discard_of_one_that_is_named(self, two: Celery) -> None:
-        result = run(two, "dead", "discard", "l1")
+        result = run(two, "dead", "discard", *WHY, "l1")
         assert (result.exit_code, result.output) == (0, "l1: order.place was discarded.\n")
 
 
@@ -542,7 +544,7 @@ def test_store_away(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nothing_is_retried_in_eager_mode(eager: Celery) -> None:
     """The message would run here, and its failure be lost with the dead letter."""
     keep(eager, dead_letter())
-    result = run(eager, "dead", "retry", "--all")
+    result = run(eager, "dead", "retry", *WHY, "--all")
 
     assert (result.exit_code, kept(eager)) == (1, {"l1"})
     assert "task_always_eager" in result.output

@@ -13,7 +13,7 @@ from celery_sagas.stores.records import DeadLetter
 from celery_sagas.testing.batches import dead_letters_of
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp, Worker
-from tests.cli.test_dead import dead_letter
+from tests.cli.test_dead import WHY, dead_letter
 from tests.cli.test_describe import run
 from tests.servers import unique
 
@@ -131,7 +131,7 @@ class TestRetry:
     def test_item_is_flushed(self, app: Celery, flushed: list[list[str]]) -> None:
         """Its group is due at once, although its id is remembered."""
         [rejected] = reject(app, "m1")
-        result = run(app, "dead", "retry", rejected.id)
+        result = run(app, "dead", "retry", *WHY, rejected.id)
 
         assert (result.exit_code, result.output) == (0, f"{rejected.id}: the item m1 of {NAME} was put back.\n")
         assert (buffered(app), kept(app)) == (["m1"], set())
@@ -144,7 +144,7 @@ class TestRetry:
     def test_all_of_an_aggregator(self, app: Celery, flushed: Any) -> None:
         reject(app, "m1", "m2", "m3")
         keep(app, dead_letter())
-        result = run(app, "dead", "retry", "--task", NAME)
+        result = run(app, "dead", "retry", *WHY, "--task", NAME)
 
         assert result.exit_code == 0, result.output
         assert (buffered(app), kept(app)) == (["m1", "m2", "m3"], {"l1"})
@@ -157,7 +157,7 @@ class TestRetry:
         batches_of(app).aggregates.restore(Rules(NAME), dead_letters[0])
         again = dead_letters[0]._replace(id="again")
         batches_of(app).dead.add(again)
-        result = run(app, "dead", "retry", "again", dead_letters[1].id)
+        result = run(app, "dead", "retry", *WHY, "again", dead_letters[1].id)
 
         assert (result.exit_code, kept(app)) == (1, {"again"})
         assert f"Error: the item m1 of {NAME} was not put back: its id is buffered again" in result.output
@@ -166,7 +166,7 @@ class TestRetry:
     def test_aggregator_of_other_code(self, app: Celery) -> None:
         """Its group becomes due, so that a relay which knows it has it flushed."""
         [rejected] = reject(app, "m1", name=STRANGER)
-        result = run(app, "dead", "retry", rejected.id)
+        result = run(app, "dead", "retry", *WHY, rejected.id)
 
         assert result.exit_code == 0, result.output
         assert [due.group for due in batches_of(app).aggregates.claim_due([STRANGER], 10, 1_000)] == ["d1"]
@@ -179,7 +179,7 @@ class TestDiscard:
         """The item looks like a message, and is none."""
         [rejected, other] = reject(app, "m1", "m2")
         keep(app, dead_letter())
-        result = run(app, "dead", "discard", rejected.id, "l1")
+        result = run(app, "dead", "discard", *WHY, rejected.id, "l1")
 
         assert result.output == f"{rejected.id}: the item m1 of {NAME} was discarded.\nl1: order.place was discarded.\n"
         assert (buffered(app), kept(app)) == ([], {other.id})
@@ -187,7 +187,7 @@ class TestDiscard:
     def test_all_of_an_aggregator(self, app: Celery, flushed: Any) -> None:
         reject(app, "m1", "m2")
         keep(app, dead_letter())
-        result = run(app, "dead", "discard", "--task", NAME, "--yes")
+        result = run(app, "dead", "discard", *WHY, "--task", NAME, "--yes")
 
         assert (result.exit_code, kept(app)) == (0, {"l1"})
 
@@ -195,6 +195,6 @@ class TestDiscard:
 def test_items_are_put_back_in_eager_mode(eager: Celery) -> None:
     """Nothing is sent for it."""
     [rejected] = reject(eager, "m1")
-    result = run(eager, "dead", "retry", rejected.id)
+    result = run(eager, "dead", "retry", *WHY, rejected.id)
 
     assert (result.exit_code, buffered(eager), kept(eager)) == (0, ["m1"], set())

@@ -23,6 +23,7 @@ from celery_sagas.stores.records import Change, Effects, Outgoing
 from celery_sagas.testing.samples import HOUR, MINUTE, by_key, dead_letter, entry, found
 from celery_sagas.worker.runtime import Runtime, runtime_of
 from tests.apps import NewApp, Worker, backend_of
+from tests.cli.test_dead import WHY
 from tests.cli.test_describe import run
 from tests.cli.test_tables import is_safe
 from tests.every_store import stored_app, url
@@ -266,7 +267,7 @@ class TestEachStore:
             {"id": kept.id, "task": "order.explode", "message_id": kept.message_id, "error": "LookupError", "at": kept.at}
         ]
         assert "no such shelf" not in output + json.dumps(given)
-        assert run(app, "dead", "discard", kept.id).exit_code == 0
+        assert run(app, "dead", "discard", *WHY, kept.id).exit_code == 0
         assert verdict(app) == "idle"
 
     def test_names_of_an_instance(self, app: Celery, shop: Any) -> None:

@@ -62,7 +62,7 @@ def wait_failed(deployment: Deployment, name: str = "a") -> None:
 def assert_retry_has_one_effect(deployment: Deployment, message_id: str, step: str) -> None:
     """Fix the job, retry its dead letter as an operator does, and deliver the first message once more."""
     fix(deployment)
-    command(deployment, "retry", "--all")
+    command(deployment, "retry", "--all", "--reason", "it is fixed")
     wait_until(lambda: "started" in outcomes(deployment), deployment.describe)
     deployment.send(step, task_id=message_id, name="a")
     wait_until(lambda: deployment.queued() == 0, deployment.describe)
@@ -200,7 +200,7 @@ def test_step_that_the_worker_does_not_know(deployment: Deployment) -> None:
     shown = command(deployment, "list", is_fresh=True)  # nothing is imported that the command does not import
     assert "job.from_the_future" in shown
     assert "deploy the code" in command(deployment, "show", dead_letter.id)
-    command(deployment, "discard", dead_letter.id)
+    command(deployment, "discard", dead_letter.id, "--reason", "it is not needed")
     assert dead_letters(deployment) == []
 
 
@@ -249,9 +249,9 @@ def test_step_of_a_saga_that_the_worker_does_not_import(deploy: Deploy, broker: 
     deployment.app = "failing"
     deployment.start("prefork", 1).wait_ready()
     worker.stop()
-    command(deployment, "retry", "--all", is_fresh=True)
+    command(deployment, "retry", "--all", "--reason", "it is fixed", is_fresh=True)
     for name in "abc":
-        wait_until(lambda name=name: outcomes(deployment, name) == ["started"], deployment.describe)
+        wait_until(lambda name=name: outcomes(deployment, name) == ["operated", "started"], deployment.describe)
 
 
 #: What Celery would reject, or acknowledge, before it belongs to any task.

@@ -93,8 +93,11 @@ def test_operators_see_both(deployment: Deployment, orders: Backend) -> None:
     told = partial(deployment.command, "inspect", "sagas_relay", "--timeout", "10")
     wait_until(lambda: orders.url in told(), deployment.describe)  # once their relay has begun to sweep
     assert "CREATE TABLE" in deployment.command("sagas", "schema", "--backend", "orders")
-    deployment.command("sagas", "dead", "discard", dead_letter.id)
+    deployment.command("sagas", "dead", "discard", dead_letter.id, "--reason", "a mistake", "--actor", "ann")
     assert orders.dead.count() == 0
+    assert "ann  discard  order  -    -        a mistake" in deployment.command("sagas", "audit")  # it names no instance
+    [entry] = orders.audit.recent(9).entries
+    assert (entry.actor, entry.action, entry.saga, entry.key) == ("ann", "discard", "order", "")
 
 
 def test_a_backend_that_is_missing_in_the_settings_ends_the_worker(deployment: Deployment) -> None:

@@ -154,7 +154,7 @@ def assert_dead_lettered(deployment: Deployment, wanted: list[tuple[str, int]]) 
 def assert_retry_counts_once(deployment: Deployment, wanted: list[tuple[str, int]]) -> None:
     """Assert that the dead letters have their effect, once, when they are retried."""
     (deployment.folder / "fixed").touch()
-    deployment.command("sagas", "dead", "retry", "--all")
+    deployment.command("sagas", "dead", "retry", "--all", "--reason", "it is fixed")
     assert_tallied(deployment, wanted)
     assert values(deployment, "counter", sums(wanted)) == sums(wanted)
     assert deployment.backend.dead.list(100) == []

@@ -100,7 +100,7 @@ def test_handler_that_always_fails_is_a_dead_letter_in_the_end(deploy: Deploy, p
 
     assert (dead_letter.error, dead_letter.message_id, tries_of(dead_letter)) == ("Broken", message_id, 4)
     assert len(deployment.noted("runs")) == 4
-    deployment.command("sagas", "dead", "retry", "--all")
+    deployment.command("sagas", "dead", "retry", "--all", "--reason", "once more")
     wait_until(lambda: len(deployment.noted("runs")) == 8, deployment.describe)  # it begins anew
     wait_until(lambda: len(deployment.backend.dead.list(10)) == 1, deployment.describe)
     assert "tries:   4" in deployment.command("sagas", "dead", "show", deployment.backend.dead.list(1)[0].id)

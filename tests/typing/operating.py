@@ -6,7 +6,7 @@ from typing import Any, assert_type
 from celery import Celery
 
 from celery_sagas import Saga
-from celery_sagas.operate import Done, OperatedInstance, Operator
+from celery_sagas.operate import DeadLetters, Done, OperatedInstance, Operator, Treated
 
 
 class Order(Saga, correlate_by="order_id", also_by="tracking"):
@@ -34,5 +34,10 @@ order.fire("delivery", "it is lost")
 order.skip("delivery", "it is not needed")
 order.answer("shop.charge", {"receipt": 1}, "by hand", arguments={"by": "visa"})
 order.fail("shop.charge", "the bank is closed", "by hand")
+letters = ann.dead_letters("the step is fixed")
+assert_type(letters, DeadLetters)
+assert_type(letters.retry("6f1"), Treated)
+assert_type(letters.discard("6f1").text, str)
+letters.retry(6)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 done = order.pause("again")
 assert_type((done.saga, done.key, done.version, done.changed, done.text), tuple[str, str, int, bool, str])

@@ -24,6 +24,7 @@ from celery_sagas.worker.process import bootsteps
 from celery_sagas.worker.process.relay import open_relay
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp, Worker, backend_of
+from tests.cli.test_dead import WHY
 from tests.cli.test_describe import run
 from tests.waiting import DEADLINE_S
 from tests.worker.consumers import Consumer
@@ -194,7 +195,7 @@ class TestDeadLetters:
         runtime_of(app).prepare(processes=1)
         backend_of(app).dead.add(made := dead_letter())
         assert run(app, "dead", "list").output.count(made.id) == 1
-        discarded = run(app, "dead", "discard", "--all", "--yes")
+        discarded = run(app, "dead", "discard", *WHY, "--all", "--yes")
         assert (discarded.exit_code, elsewhere(app).dead.count()) == (0, 0)
 
     def fail_timeout(self, shop: Shop, worker: Worker) -> DeadLetter:

@@ -1,0 +1,154 @@
+"""Dead letters, as operators act on them: the audit has who retried or discarded one, and why."""
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pydantic_core import to_json
+
+from celery_sagas.core.ids import derived_id
+from celery_sagas.core.requests.requests import UNDONE
+from celery_sagas.engine.acts.acting import OPERATOR
+from celery_sagas.engine.conflicts import Conflicts
+from celery_sagas.engine.outcomes import Kind
+from celery_sagas.errors import AlreadyHandled, MisuseError, Retry, RevisionConflict, StoreError, StoreUnavailable
+from celery_sagas.stores.optional import no_audit
+from celery_sagas.stores.ports import Backend
+from celery_sagas.stores.records import ID, AuditEntry, DeadLetter, Effects, Entry, Lookup
+from celery_sagas.worker.operators import discard_dead_letter, instance_named_in, retry_dead_letter, saga_in, signature_for_retry
+from celery_sagas.worker.runtime import Runtime
+
+
+class Treated(NamedTuple):
+    """What has come of a dead letter."""
+
+    id: str  #: of the dead letter
+    text: str  #: what was done
+    sent_as: str = ""  #: the id under which its message was sent, or its item is buffered again; empty: nothing was sent
+
+
+@dataclass(frozen=True)
+class DeadLetters:
+    """The dead letters, as an operator acts on them for a reason.
+
+    The entry of the audit is committed before anything is sent or removed: an act that fails then has its entry as well, and is
+    repeated. All that one dead letter is retried, or discarded, is one entry, with the first reason.
+
+    Both acts raise these errors:
+
+    * ``MisuseError``: There is no such dead letter, or it cannot be retried.
+    * ``ConfigurationError``: The backend of its saga keeps no audit: then nothing is done.
+    * ``StoreError``, ``PublishError``: It is unknown whether it was done; repeating the call completes it.
+    """
+
+    runtime: Runtime
+    actor: str
+    reason: str
+
+    def retry(self, id: str) -> Treated:
+        """Send the message of a dead letter again, under a new id, or put a rejected item back; remove the dead letter."""
+        dead_letter = dead_letter_of(self.runtime, id)
+        if not dead_letter.number:
+            signature_for_retry(self.runtime.app, dead_letter)
+        self._record("retry", dead_letter)
+        retried = retry_dead_letter(self.runtime, dead_letter)
+        if dead_letter.number:
+            return Treated(id, f"{_named(dead_letter)} was put back", retried.id)
+        if not retried.id:
+            return Treated(id, f"{dead_letter.task} {retried.reason}; the dead letter was removed and nothing was sent")
+        return Treated(id, f"{dead_letter.task} was sent again as {retried.id}", retried.id)
+
+    def discard(self, id: str) -> Treated:
+        """Remove a dead letter: its message is never handled, its item never flushed, and its instance waits for it no longer."""
+        dead_letter = dead_letter_of(self.runtime, id)
+        self._record("discard", dead_letter)
+        waited = discard_dead_letter(self.runtime, dead_letter)
+        if waited and dead_letter.task.endswith(UNDONE):
+            what = f"{dead_letter.saga} {dead_letter.key}"
+            return Treated(id, f"what could not be undone counts as undone, and {what} goes on")
+        no_longer = ", and its instance no longer waits for it" if waited else ""
+        return Treated(id, f"{_named(dead_letter)} was discarded{no_longer}")
+
+    def _record(self, action: str, dead_letter: DeadLetter) -> None:
+        """Commit the entry of the audit, unless the same was done to the dead letter before."""
+        saga = None if dead_letter.number else saga_in(dead_letter)
+        backend = self.runtime.batches if dead_letter.number else self.runtime.backends.of(saga)
+        if not backend.has_audit:
+            raise no_audit(backend.url, f"what operators do to the dead letter {dead_letter.id}")
+        instance = _instance_of(backend, dead_letter)
+        effects = self._effects(action, dead_letter, saga.name if saga else dead_letter.saga, instance)
+        with suppress(AlreadyHandled):
+            _commit(backend, effects, Conflicts(self.runtime.settings.conflict_retries))
+
+    def _effects(self, action: str, dead_letter: DeadLetter, saga: str, instance: "_Instance") -> Effects:
+        about = {
+            "dead_letter": dead_letter.id,
+            "task": dead_letter.task,
+            "message": dead_letter.message_id,
+            "error": dead_letter.error,
+        }
+        act = {"act": action, "actor": self.actor, "because": self.reason}
+        id = derived_id(dead_letter.id, action)
+        step, outcome = ".".join(filter(None, (saga, OPERATOR))), Kind.OPERATED.value
+        whose = saga, instance.key, instance.id, 0
+        entry = Entry(step, id, instance.run_id, outcome, *whose, to_json({**act, **about}).decode())
+        return Effects(entry, audit=AuditEntry(id, self.actor, action, self.reason, *whose, to_json(about).decode()))
+
+
+class _Instance(NamedTuple):
+    """The instance that a dead letter's message is for, as far as it is known."""
+
+    key: str
+    id: str
+    run_id: str  #: for what is committed about it
+
+
+def dead_letter_of(runtime: Runtime, id: str) -> DeadLetter:
+    """Return a dead letter, in whichever backend it is.
+
+    Raises:
+        MisuseError: There is none.
+        StoreUnavailable: It is in none of the backends that can be reached, and others are away.
+    """
+    away: list[StoreUnavailable] = []
+    for backend in runtime.backends:
+        try:
+            if dead_letter := backend.dead.get(id):
+                return dead_letter
+        except StoreUnavailable as exc:
+            away.append(exc)
+    if away:
+        raise away[0]
+    raise MisuseError(f"there is no dead letter {id}", "`celery sagas dead list` shows those that there are")
+
+
+def _commit(backend: Backend, effects: Effects, conflicts: Conflicts) -> None:
+    """Commit an entry that the audit may have already, where the journal has forgotten it."""
+    while True:
+        try:
+            backend.sagas.record(effects)
+        except RevisionConflict as conflict:
+            if conflict.reason == "unique":
+                return
+            conflicts.wait(conflict)
+        else:
+            return
+
+
+def _instance_of(backend: Backend, dead_letter: DeadLetter) -> _Instance:
+    lookup = instance_named_in(dead_letter)
+    if lookup is not None:
+        try:
+            record, _, new_id = backend.sagas.find(lookup)
+        except StoreError as exc:
+            if exc.retry is not Retry.NEVER:
+                raise
+        else:
+            key, id = (dead_letter.key, lookup.value) if lookup.property == ID else (lookup.value, "")
+            return _Instance(record.key, record.id, new_id) if record else _Instance(key, id, new_id)
+    nobody = Lookup((dead_letter.saga,), ID, dead_letter.id)
+    return _Instance(dead_letter.key, "", backend.sagas.find(nobody).new_id)
+
+
+def _named(dead_letter: DeadLetter) -> str:
+    return f"the item {dead_letter.message_id} of {dead_letter.task}" if dead_letter.number else dead_letter.task
