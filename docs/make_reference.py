@@ -432,8 +432,8 @@ def command(of: Source, node: Function, mark: Any) -> Iterator[str]:
 
 def parameter_of(of: Source, mark: Any) -> tuple[str, str] | None:
     """Return how an option or argument is written, and its help; ``None`` if the decorator is neither."""
-    if isinstance(mark, ast.Name) and isinstance(named := of.names.get(mark.id), ast.Assign):
-        mark = named.value
+    if isinstance(mark, ast.Name) and (named := find(of.name, mark.id)) and isinstance(named.node, ast.Assign):
+        mark = named.node.value
     kind = mark.func.attr if isinstance(mark, ast.Call) and isinstance(mark.func, ast.Attribute) else ""
     if kind not in ("option", "argument") or not isinstance(mark, ast.Call):
         return None
