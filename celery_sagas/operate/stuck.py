@@ -71,7 +71,7 @@ class Look:
             ConfigurationError: Idle instances are asked for, or a saga has ``max_idle``, and the backend lists none.
         """
         now = self.backend.outbox.time()
-        found = self._paused(now), self._of_rows(now), self._of_dead_letters(now), self._idle(now), self._left_alone(now)
+        found = self._paused(now), self._of_rows(now), self._of_dead_letters(now), self._left_alone(now), self._idle(now)
         return each_once(trouble for part in found for trouble in part)
 
     def _paused(self, now: int) -> Iterator[Trouble]:

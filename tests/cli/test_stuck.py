@@ -165,6 +165,8 @@ class TestEachStore:
             "Nothing is sure to come: it goes on with the next message to one of letter.write, letter.sent, letter.failed"
         )
         assert sentences["2"] == "It waits for the answer of post.stamp. There is no deadline"
+        shown = {row["key"]: row["verdict"] for row in facts(app, "stuck", "letter", "--idle", "1h")}
+        assert shown == {"1": "idle", "2": "open", "3": "idle", "4": "idle", "5": "idle", "6": "open"}
         assert all(13 * HOUR <= row["for_ms"] < 14 * HOUR and row["messages"] == 1 for row in found)
         assert [row["key"] for row in of_verdicts(app, "idle", "open", words=["--limit", "1"])] == ["1"]
         assert of_verdicts(app, "idle", "open", words=["parcel"]) == []
