@@ -41,17 +41,17 @@ class DeadLetters:
     * ``StoreError``, ``PublishError``: It is unknown whether it was done; repeating the call completes it.
     """
 
-    runtime: Runtime
+    _runtime: Runtime
     actor: str
     reason: str
 
     def retry(self, id: str) -> Treated:
         """Send the message of a dead letter again, under a new id, or put a rejected item back; remove the dead letter."""
-        dead_letter = dead_letter_of(self.runtime, id)
+        dead_letter = dead_letter_of(self._runtime, id)
         if not dead_letter.number:
-            signature_for_retry(self.runtime.app, dead_letter)
+            signature_for_retry(self._runtime.app, dead_letter)
         self._record("retry", dead_letter)
-        retried = retry_dead_letter(self.runtime, dead_letter)
+        retried = retry_dead_letter(self._runtime, dead_letter)
         if dead_letter.number:
             return Treated(id, f"{_named(dead_letter)} was put back", retried.id)
         if not retried.id:
@@ -60,9 +60,9 @@ class DeadLetters:
 
     def discard(self, id: str) -> Treated:
         """Remove a dead letter: its message is never handled, its item never flushed, and its instance waits for it no longer."""
-        dead_letter = dead_letter_of(self.runtime, id)
+        dead_letter = dead_letter_of(self._runtime, id)
         self._record("discard", dead_letter)
-        waited = discard_dead_letter(self.runtime, dead_letter)
+        waited = discard_dead_letter(self._runtime, dead_letter)
         if waited and dead_letter.task.endswith(UNDONE):
             what = f"{dead_letter.saga} {dead_letter.key}"
             return Treated(id, f"what could not be undone counts as undone, and {what} goes on")
@@ -72,13 +72,13 @@ class DeadLetters:
     def _record(self, action: str, dead_letter: DeadLetter) -> None:
         """Commit the entry of the audit, unless the same was done to the dead letter before."""
         saga = None if dead_letter.number else saga_in(dead_letter)
-        backend = self.runtime.batches if dead_letter.number else self.runtime.backends.of(saga)
+        backend = self._runtime.batches if dead_letter.number else self._runtime.backends.of(saga)
         if not backend.has_audit:
             raise no_audit(backend.url, f"what operators do to the dead letter {dead_letter.id}")
         instance = _instance_of(backend, dead_letter)
         effects = self._effects(action, dead_letter, saga.name if saga else dead_letter.saga, instance)
         with suppress(AlreadyHandled):
-            _commit(backend, effects, Conflicts(self.runtime.settings.conflict_retries))
+            _commit(backend, effects, Conflicts(self._runtime.settings.conflict_retries))
 
     def _effects(self, action: str, dead_letter: DeadLetter, saga: str, instance: "_Instance") -> Effects:
         about = {
