@@ -1,10 +1,9 @@
 """``celery sagas pause``, ``resume``, ``terminate``, ``patch``, ``fire``, ``skip``, ``answer``: acts on one instance."""
 
-import difflib
 import functools
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, Self
 
 import click
@@ -16,7 +15,7 @@ from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.acts.acting import REASON_CHARACTERS, Done
 from celery_sagas.errors import InvalidState
 from celery_sagas.operate.operator import OperatedInstance, Operator, checked_text, default_actor
-from celery_sagas.operate.patching import NOTHING, finite, patched, restored
+from celery_sagas.operate.patching import NOTHING, difference, finite, patched, restored
 from celery_sagas.operate.redact import redacted
 from celery_sagas.worker.runtime import Runtime
 
@@ -169,8 +168,7 @@ def patch(
         except ValueError as exc:
             raise click.ClickException(tables.block(str(exc))) from exc
         if not given.as_json:
-            shown = [json.dumps(hide(json.loads(text)), indent=2, ensure_ascii=False) for text in (done.before, done.after)]
-            for line in _difference(*shown):
+            for line in difference(*(hide(json.loads(text)) for text in (done.before, done.after))):
                 click.echo(tables.line(line))
         _print(given, "patch", done)
 
@@ -355,7 +353,3 @@ class _Edit:
 def _restored(edited: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
     """Return edited fields, with the hidden values that were left as they are."""
     return {name: restored(value, fields.get(name, NOTHING)) for name, value in edited.items()}
-
-
-def _difference(before: str, after: str) -> Iterator[str]:
-    return difflib.unified_diff(before.splitlines(), after.splitlines(), "before", "after", n=2, lineterm="")

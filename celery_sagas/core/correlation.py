@@ -48,6 +48,7 @@ class Source:
 
     description: str
     read: Reader
+    path: Path = ()  #: of names, the first one that of an argument; empty: a function reads it
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +309,7 @@ class _Choice:
 
 
 def _source(path: Path) -> Source:
-    return Source(f"argument {path[0]}" if len(path) == 1 else ".".join(path), partial(read_path, path))
+    return Source(f"argument {path[0]}" if len(path) == 1 else ".".join(path), partial(read_path, path), path)
 
 
 def _is_marked(metadata: Iterable[object]) -> bool:

@@ -2,12 +2,16 @@
 
 import random
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from secrets import token_hex
 
+from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.session import Attempt
-from celery_sagas.errors import RevisionConflict
+from celery_sagas.errors import KeyTaken, RevisionConflict
+from celery_sagas.stores.ports import SagaStore
+from celery_sagas.stores.records import Lookup
 
 #: The minimum duration of a lock whose owner dies. Milliseconds.
 LOCK_MS = 30_000
@@ -57,3 +61,15 @@ class Conflicts:
 def pause(seen: int, chance: float) -> float:
     """Return the seconds to wait after a number of conflicts; ``chance``, from 0 to 1, spreads rivals out."""
     return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0**seen) * (0.25 + 0.75 * chance)
+
+
+def refuse_taken_keys(sagas: SagaStore, saga: SagaDefinition, instance_id: str, added: Iterable[tuple[str, str]]) -> None:
+    """Refuse alternate keys that an instance would have, and that belong to another one.
+
+    Raises:
+        KeyTaken: One does.
+    """
+    for name, value in added:
+        other = sagas.find(Lookup(saga.names, name, value)).record
+        if other is not None and other.id != instance_id:
+            raise KeyTaken(saga.name, name, value, other.id, other.key)

@@ -81,7 +81,7 @@ class Driver:
             operation = operation or next(work)
             while True:
                 try:
-                    answer, error = self._perform(operation), None
+                    answer, error = self.perform(operation), None
                 except Exception as exc:  # also a time limit: the unit of work undoes what it has begun
                     error = exc
                 operation = work.send(answer) if error is None else work.throw(error)
@@ -93,7 +93,8 @@ class Driver:
             self._close_shared()
             self._release()
 
-    def _perform(self, operation: Operation) -> Any:
+    def perform(self, operation: Operation) -> Any:
+        """Perform one operation; return its answer."""
         if isinstance(operation, CountDelivery) and self._count is not None:
             return self._count
         self.called_at = time.monotonic()

@@ -73,7 +73,7 @@ def failure_to_requester(runtime: Runtime, subject: Subject) -> SerializedMessag
 
 
 def _asked(subject: Subject, name: str) -> Request:
-    asked = awaited_by(subject, name)
+    asked = awaited_by(subject.pending, subject.name, name)
     if not isinstance(asked, Request):
         raise MisuseError(f"{name} of {subject.name} is a timeout, and no request", "Have it come now: celery sagas fire")
     if asked.members:

@@ -286,7 +286,7 @@ class OperatedInstance:
         return self._runtime.backends.of(self.saga)
 
     def _plan_to_fire(self, subject: Subject, *, name: str, rows: list[str]) -> Plan:
-        awaited = verbs.awaited_by(subject, name)
+        awaited = verbs.awaited_by(subject.pending, subject.name, name)
         if not awaited.row:
             raise MisuseError(f"the request {name} of {subject.name} has no deadline that could come", "Answer it, or skip it")
         if not self._backend.outbox.read([awaited.row]):

@@ -1,7 +1,8 @@
 """Patches of states, as JSON values: what is set and removed, by paths such as ``lines.0.sku``."""
 
+import difflib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from celery_sagas.operate.redact import MARK
@@ -86,3 +87,9 @@ def finite(value: Any) -> Any:
     """
     json.dumps(value, allow_nan=False)
     return value
+
+
+def difference(before: Any, after: Any) -> Iterator[str]:
+    """Yield the lines of the unified difference of two states, as JSON values; none if they are the same."""
+    old, new = (json.dumps(value, indent=2, ensure_ascii=False).splitlines() for value in (before, after))
+    return difflib.unified_diff(old, new, "before", "after", n=2, lineterm="")

@@ -4,12 +4,16 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from celery import Celery
+from celery.app.task import Context
+
 from celery_sagas import clock, signals
 from celery_sagas.core.requests.requests import Addressed, ReplyKind
 from celery_sagas.core.step import StepDefinition
 from celery_sagas.engine.outcomes import Kind, Outcome
 from celery_sagas.engine.session import Delivery, Session
 from celery_sagas.engine.unit_of_work import NO_VALUE_LATE
+from celery_sagas.worker.celery_internals import RunningTask
 from celery_sagas.worker.failures.deferral import deferral_of
 from celery_sagas.worker.headers import (
     MESSAGE_ID,
@@ -21,6 +25,7 @@ from celery_sagas.worker.headers import (
 )
 from celery_sagas.worker.requests.answers import forget_link
 from celery_sagas.worker.runtime import Runtime
+from celery_sagas.worker.sessions import collecting_session
 
 logger = logging.getLogger("celery_sagas")
 
@@ -84,6 +89,19 @@ def caller(task: Any, step: StepDefinition) -> Callable[..., Any]:
         return function(first, **arguments)
 
     return call
+
+
+def caller_without_worker(app: Celery, step: StepDefinition, session: Session) -> Callable[..., Any]:
+    """Return the function that calls a handler in a process that is no worker, as the current task, in a session of its own."""
+    task: Any = app.tasks[step.name]
+    call = caller(task, step)
+    request = Context(id=session.message_id, task=step.name, retries=0, delivery_info={}, called_directly=False)
+
+    def collecting(function: Any, first: Any, /, **arguments: Any) -> Any:
+        with RunningTask(task, request), collecting_session(session):
+            return call(function, first, **arguments)
+
+    return collecting
 
 
 def conclude(task: Any, request: Any, delivery: Delivery, outcome: Outcome, runtime: Runtime) -> None:

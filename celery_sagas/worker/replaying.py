@@ -3,21 +3,16 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
 
 from celery import Celery
-from celery.app.task import Context
 
 from celery_sagas.core.history import History
-from celery_sagas.core.step import StepDefinition
 from celery_sagas.engine.replay import Replayed, replay
-from celery_sagas.engine.session import Session
 from celery_sagas.stores.memory.backend import MemoryBackend
-from celery_sagas.worker.celery_internals import RunningTask, as_current_app
-from celery_sagas.worker.deliveries import caller
+from celery_sagas.worker.celery_internals import as_current_app
+from celery_sagas.worker.deliveries import caller_without_worker
 from celery_sagas.worker.isolation import drop, local, publishing_to
 from celery_sagas.worker.runtime import Runtime, runtime_of, runtimes_opened_by
-from celery_sagas.worker.sessions import collecting_session
 
 
 @contextmanager
@@ -34,20 +29,8 @@ def replaying(app: Celery) -> Iterator[Callable[[History], Replayed]]:
         stack.enter_context(as_current_app(app))
         runtime = runtime_of(app)
         stack.callback(runtime.close)
-        yield lambda history: replay(history, runtime.services.terms, partial(_caller, app))
+        yield lambda history: replay(history, runtime.services.terms, partial(caller_without_worker, app))
 
 
 def _open(app: Celery) -> Runtime:
     return Runtime(app, MemoryBackend("memory://", prefix=""))
-
-
-def _caller(app: Celery, step: StepDefinition, session: Session) -> Callable[..., Any]:
-    task: Any = app.tasks[step.name]
-    call = caller(task, step)
-    request = Context(id=session.message_id, task=step.name, retries=0, delivery_info={}, called_directly=False)
-
-    def collecting(function: Any, first: Any, /, **arguments: Any) -> Any:
-        with RunningTask(task, request), collecting_session(session):
-            return call(function, first, **arguments)
-
-    return collecting

@@ -12,21 +12,19 @@ from celery_sagas.core.ids import derived_id, row_id
 from celery_sagas.core.pending import NOTHING, Pending
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.sending import SerializedMessage
-from celery_sagas.engine.conflicts import Conflicts
+from celery_sagas.engine.conflicts import Conflicts, refuse_taken_keys
 from celery_sagas.engine.final_states import FINAL
 from celery_sagas.engine.handling import Services
 from celery_sagas.engine.instance import difference, pending_of, shown_property
 from celery_sagas.engine.outcomes import Kind
 from celery_sagas.errors import (
     AlreadyHandled,
-    KeyTaken,
     MisuseError,
     RevisionConflict,
     SagaNotFound,
 )
 from celery_sagas.stores.operations import Commit, Update
 from celery_sagas.stores.optional import no_audit
-from celery_sagas.stores.ports import SagaStore
 from celery_sagas.stores.records import KEY, AuditEntry, Change, Effects, Entry, Lookup, Outgoing, Record
 
 #: Ends the name under which the journal keeps acts; no step can have such a name.
@@ -212,7 +210,7 @@ def perform(
             planned.commit.perform(backend)
         except RevisionConflict as conflict:
             if conflict.reason == "unique" and isinstance(planned.commit, Update):
-                _refuse_taken_keys(backend.sagas, saga, planned.commit)
+                refuse_taken_keys(backend.sagas, saga, record.id, planned.commit.change.added_keys)
             conflicts.wait(conflict)
         except AlreadyHandled:
             return done._replace(text="it was done before")
@@ -229,10 +227,3 @@ def _found(services: Services, saga: SagaDefinition, lookup: Lookup, act: Act) -
         completed = lookup.property == KEY and backend.journal.outcome_of(saga.names, lookup.value) is not None
         raise SagaNotFound(saga.name, shown_property(saga, lookup), lookup.value, completed)
     return Subject(saga, found.record, act, found.new_id, backend.outbox.time, terms.owner, terms.grace_ms)
-
-
-def _refuse_taken_keys(sagas: SagaStore, saga: SagaDefinition, update: Update) -> None:
-    for name, value in update.change.added_keys:
-        other = sagas.find(Lookup(saga.names, name, value)).record
-        if other is not None and other.id != update.record.id:
-            raise KeyTaken(saga.name, name, value, other.id, other.key)

@@ -126,7 +126,7 @@ def skip(subject: Subject, name: str) -> Plan:
     Raises:
         MisuseError: It waits for nothing of that name, or what it has asked for is, or could be, undone.
     """
-    awaited, pending = awaited_by(subject, name), subject.pending
+    awaited, pending = awaited_by(subject.pending, subject.name, name), subject.pending
     if isinstance(awaited, Timeout):
         pending.unschedule(name)
         return Plan(subject.update(skipped=name), f"waits no longer for the timeout {name}")
@@ -157,13 +157,17 @@ def note(subject: Subject, text: str, messages: Sequence[SerializedMessage] = ()
     return Plan(Write(subject.effects(Kind.OPERATED, messages, changes=False, **about)), text)
 
 
-def awaited_by(subject: Subject, name: str) -> Timeout | Request:
+def awaited_by(pending: Pending, whose: str, name: str) -> Timeout | Request:
     """Return the timeout of a name, or the open request with an id, or to a task.
+
+    Args:
+        pending: What an instance waits for.
+        whose: The instance, for errors.
+        name: Of the timeout, or the request.
 
     Raises:
         MisuseError: There is none, or there are several.
     """
-    pending = subject.pending
     if name in pending.timeouts:
         return pending.timeouts[name]
     requests = [each for each in pending.requests.values() if not each.has_timed_out]
@@ -172,10 +176,10 @@ def awaited_by(subject: Subject, name: str) -> Timeout | Request:
         return found[0]
     if found:
         ids = ", ".join(each.id for each in found[:_NAMED])
-        raise MisuseError(f"{subject.name} waits for {len(found):,} answers of {name}", f"Name one of them: {ids}")
+        raise MisuseError(f"{whose} waits for {len(found):,} answers of {name}", f"Name one of them: {ids}")
     names = [*pending.timeouts, *(each.task for each in requests)]
     known = ", ".join(names[:_NAMED]) or "nothing"
-    raise MisuseError(f"{subject.name} does not wait for {name}", f"It waits for {known}")
+    raise MisuseError(f"{whose} does not wait for {name}", f"It waits for {known}")
 
 
 def _leave_unsent(pending: Pending, request: Request) -> None:
