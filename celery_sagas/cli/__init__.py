@@ -22,6 +22,7 @@ from celery_sagas.cli.show import show
 from celery_sagas.cli.stats import stats
 from celery_sagas.cli.stuck import stuck
 from celery_sagas.cli.timeline import timeline
+from celery_sagas.cli.trying import try_step
 from celery_sagas.worker.process import control
 
 #: ``celery`` loads this module before it reads its command line: this makes our commands known to ``inspect``.
@@ -54,3 +55,4 @@ sagas.add_command(show)
 sagas.add_command(stats)
 sagas.add_command(stuck)
 sagas.add_command(timeline)
+sagas.add_command(try_step)

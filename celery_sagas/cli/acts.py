@@ -250,7 +250,7 @@ def answer(context: click.Context, /, value: str | None, fail: str | None, argum
     def act(instance: OperatedInstance) -> Done:
         if fail is not None:
             return instance.fail(given.argument, fail, given.reason, arguments=others, expected_version=version)
-        sent = _json("--value", value)
+        sent = json_value("--value", value)
         return instance.answer(given.argument, sent, given.reason, arguments=others, expected_version=version)
 
     _act(context, given, act, "answer" if fail is None else "fail")
@@ -303,10 +303,15 @@ def _assignment(text: str) -> tuple[str, Any]:
     path, separator, value = text.partition("=")
     if not separator or not path:
         raise click.UsageError(f"{tables.line(text)} is no assignment such as total=12 or city='\"Oslo\"'")
-    return path, _json(path, value)
+    return path, json_value(path, value)
 
 
-def _json(what: str, text: str | None) -> Any:
+def json_value(what: str, text: str | None) -> Any:
+    """Return the value of JSON that an option has.
+
+    Raises:
+        UsageError: It is none.
+    """
     try:
         return finite(json.loads(text or ""))
     except (ValueError, RecursionError) as exc:

@@ -52,7 +52,7 @@ def show(
         lookup = lookup_for(backend, saga, key, id, by)
         facts = read_facts(runtime, saga, lookup)
         if facts is None:
-            _refuse(backend, saga, lookup)
+            refuse_missing(backend, saga, lookup)
         explanation = explain(facts)
         if as_json:
             tables.print_json([view_of(facts, explanation, hidden)])
@@ -61,7 +61,7 @@ def show(
             click.echo("\n".join(tables.line(line) if line else "" for line in page.lines()))
 
 
-def _refuse(backend: Backend, saga: SagaDefinition, lookup: Lookup) -> NoReturn:
+def refuse_missing(backend: Backend, saga: SagaDefinition, lookup: Lookup) -> NoReturn:
     """Say that there is no such instance, and whether there was one.
 
     Raises:

@@ -20,22 +20,27 @@ from celery_sagas.core.ids import derived_id
 from celery_sagas.core.names import storable
 from celery_sagas.core.registry import registry
 from celery_sagas.core.saga import SagaDefinition
+from celery_sagas.core.signatures import AnySignature
 from celery_sagas.engine.acts import verbs
 from celery_sagas.engine.acts.acting import ACTOR_CHARACTERS, REASON_CHARACTERS, Act, Done, Plan, Planner, Subject, perform
-from celery_sagas.engine.instance import lookup_in
+from celery_sagas.engine.instance import lookup_in, shown_property
 from celery_sagas.engine.query import lookup_of
-from celery_sagas.errors import MisuseError
+from celery_sagas.errors import MisuseError, SagaNotFound
 from celery_sagas.operate.answering import Sent, answer_to, failure_to, failure_to_requester
+from celery_sagas.operate.arriving import meant_for, message_to
 from celery_sagas.operate.choosing import chosen_of
 from celery_sagas.operate.dead_letters import DeadLetters
 from celery_sagas.operate.explain import explain
 from celery_sagas.operate.patching import patched
 from celery_sagas.operate.reading import read_facts
+from celery_sagas.operate.trying import Tried, try_message
 from celery_sagas.operate.view import view_of
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import ID, Lookup
 from celery_sagas.worker.runtime import Runtime, runtime_of
 from celery_sagas.worker.saga import Saga
+from celery_sagas.worker.step import Step
+from celery_sagas.worker.targets import step_of
 
 logger = logging.getLogger("celery_sagas")
 
@@ -114,6 +119,23 @@ class Operator:
         if self.dry_run:
             raise MisuseError("acts on dead letters cannot be planned", "Make an Operator without dry_run=True")
         return DeadLetters(runtime_of(self.app), self.actor, checked_text("reason", reason, REASON_CHARACTERS))
+
+    def try_step(self, step: "Step[Any, ..., Any] | AnySignature | str") -> Tried:
+        """Run a step on what is stored, as its message would, and say what would come of it; nothing is written or sent.
+
+        What the handler does by itself, such as a request over HTTP, it does. Messages that it publishes with ``delay`` are held
+        back, too, unless the app is in eager mode, where they are calls.
+
+        Args:
+            step: A signature of the step, whose arguments lead to the instance as those of a message do; or the step, or its
+                name, if it takes none.
+
+        Raises:
+            TypeError: It is none of these.
+            MisuseError: There is no such step, or it shares a transaction; or a task runs here.
+            SagaError: With which the message would fail. An error of the handler is in the result.
+        """
+        return try_message(runtime_of(self.app), message_to(step))
 
 
 @dataclass(frozen=True)
@@ -276,6 +298,30 @@ class OperatedInstance:
         """
         message = partial(failure_to, request=request, text=text, arguments=arguments)
         return self._send("fail", reason, message, expected_version, [request, text, dict(arguments)])
+
+    def try_step(self, step: "Step[Any, ..., Any] | AnySignature | str", *, awaited: str | None = None) -> Tried:
+        """Run a step on what is stored of the instance, as ``Operator.try_step`` does; nothing is written or sent.
+
+        If the instance waits for a timeout, or an outcome of a request, that goes to the step, the message is taken for that.
+
+        Args:
+            step: A signature of the step; or the step, or its name, if it takes no arguments. Those that name the instance may
+                be left out; the answer is the first one.
+            awaited: The name of the timeout; or the id of the request, or its task. It is needed if several go to the step.
+
+        Raises:
+            TypeError: ``step`` is of another type.
+            SagaNotFound: There is no such instance.
+            MisuseError: The step is none of the saga's, or does not fit what is awaited, or its arguments name another instance;
+                it shares a transaction; or a task runs here.
+            NewerState: Newer code has written it.
+            SagaError: With which the message would fail. An error of the handler is in the result.
+        """
+        record = self._backend.sagas.find(self.lookup).record
+        if record is None:
+            raise SagaNotFound(self.saga.name, shown_property(self.saga, self.lookup), self.lookup.value, False)
+        step_of(self.saga, step, "a trial")
+        return try_message(self._runtime, meant_for(message_to(step), record, awaited))
 
     @property
     def _runtime(self) -> Runtime:

@@ -95,7 +95,8 @@ def caller_without_worker(app: Celery, step: StepDefinition, session: Session) -
     """Return the function that calls a handler in a process that is no worker, as the current task, in a session of its own."""
     task: Any = app.tasks[step.name]
     call = caller(task, step)
-    request = Context(id=session.message_id, task=step.name, retries=0, delivery_info={}, called_directly=False)
+    about: dict[str, Any] = {"retries": 0, "delivery_info": {}, "called_directly": True}  # else retry() would publish it again
+    request = Context(id=session.message_id, task=step.name, **about)
 
     def collecting(function: Any, first: Any, /, **arguments: Any) -> Any:
         with RunningTask(task, request), collecting_session(session):

@@ -1,10 +1,11 @@
-"""Apps whose messages and results stay in this process: in a test in virtual time, and while histories are replayed.
+"""Messages that stay in this process: of its apps, in a test in virtual time or a replay; of one thread, while a step is tried.
 
 Like ``celery_internals`` it uses parts of Celery beyond its documented interface, which ``tests/assumptions`` pins.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any, Self
 from uuid import uuid4
@@ -82,6 +83,39 @@ def publishing_to(accept: Accept, attach: Callable[[Celery], object] = lambda ap
         yield
     finally:
         celerys.producer_pool = usual
+
+
+@contextmanager
+def held_back(accept: Accept) -> Iterator[None]:
+    """Have a function receive meanwhile what this thread, or greenlet, publishes with Celery's functions; other threads go on."""
+    _watch_pools()
+    token = _holding.set(accept)
+    try:
+        yield
+    finally:
+        _holding.reset(token)
+
+
+#: What receives the messages of this thread, while they are held back.
+_holding: ContextVar[Accept | None] = ContextVar("holding", default=None)
+
+
+class _WatchedPool(property):
+    """The pool of an app's producers; for a thread that holds its messages back, what receives them."""
+
+
+def _watch_pools() -> None:
+    """Have apps look, for each message, whether its thread holds it back; a repeated call changes nothing."""
+    celerys: Any = AMQP
+    usual = celerys.producer_pool
+    if isinstance(usual, _WatchedPool):
+        return
+
+    def producers(amqp: Any) -> Any:
+        accept = _holding.get()
+        return usual.fget(amqp) if accept is None else LocalProducer(amqp.app, accept)
+
+    celerys.producer_pool = _WatchedPool(producers)
 
 
 def drop(*_: object) -> None:

@@ -9,7 +9,17 @@ from tests.cli.test_describe import run
 
 @pytest.mark.parametrize(
     "words",
-    [["activity"], ["aggregates", "list"], ["dead", "list"], ["relay"], ["schema"], ["show", "order", "1"], ["stats"], ["stuck"]],
+    [
+        ["activity"],
+        ["aggregates", "list"],
+        ["dead", "list"],
+        ["relay"],
+        ["schema"],
+        ["show", "order", "1"],
+        ["stats"],
+        ["stuck"],
+        ["try", "order.pay"],
+    ],
     ids=" ".join,
 )
 def test_wrong_setting(app: Celery, words: list[str]) -> None:
@@ -32,7 +42,9 @@ def test_wrong_setting_is_one_of_several_findings(app: Celery) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["activity"], ["aggregates", "list"], ["dead", "list"], ["show", "order", "1"], ["stuck"]], ids=" ".join
+    "words",
+    [["activity"], ["aggregates", "list"], ["dead", "list"], ["show", "order", "1"], ["stuck"], ["try", "order.pay"]],
+    ids=" ".join,
 )
 def test_connections_are_closed(app: Celery, words: list[str]) -> None:
     """A command leaves nothing open."""

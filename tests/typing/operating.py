@@ -6,12 +6,16 @@ from typing import Any, assert_type
 from celery import Celery
 
 from celery_sagas import Saga
-from celery_sagas.operate import DeadLetters, Done, OperatedInstance, Operator, Treated
+from celery_sagas.operate import Call, DeadLetters, Done, OperatedInstance, Operator, OutgoingMessage, Treated, Tried
 
 
 class Order(Saga, correlate_by="order_id", also_by="tracking"):
     order_id: str
     tracking: str | None = None
+
+
+@Order.handles
+def pay(order: Order, order_id: str, receipt: str) -> None: ...
 
 
 ann = Operator(Celery("shop"), actor="ann", dry_run=True, batch="INC-1")
@@ -39,5 +43,14 @@ assert_type(letters, DeadLetters)
 assert_type(letters.retry("6f1"), Treated)
 assert_type(letters.discard("6f1").text, str)
 letters.retry(6)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+tried = order.try_step(pay.s(receipt="r-17"), awaited="delivery")
+assert_type(tried, Tried)
+assert_type(ann.try_step(pay), Tried)
+assert_type(ann.try_step("order.pay"), Tried)
+order.try_step(7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+assert_type((tried.key, tried.before, tried.changed), tuple[str, dict[str, Any] | None, tuple[str, ...]])
+assert_type(tried.messages, tuple[OutgoingMessage, ...])
+assert_type(tried.messages[0].calls, tuple[Call, ...])
+assert_type(tried.error, Exception | None)
 done = order.pause("again")
 assert_type((done.saga, done.key, done.version, done.changed, done.text), tuple[str, str, int, bool, str])

@@ -40,7 +40,7 @@ def keep_failures(task: Any) -> None:
         except (Ignore, Reject) as exc:
             raise exc.with_traceback(None) from None  # the traceback is never read
         except Exception as exc:
-            raise exc.with_traceback(_below(exc.__traceback__))  # noqa: B904 - it is the same error
+            raise exc.with_traceback(below(exc.__traceback__))  # noqa: B904 - it is the same error
 
     task.run = functools.update_wrapper(run, inner, updated=())
 
@@ -61,7 +61,7 @@ def _run(task: Any, request: Any, inner: Callable[..., Any], args: Any, kwargs: 
         except Exception as unusable:
             requeue(unusable)
         if hasattr(task, "saga_step"):
-            retry_later(task, runtime, exc, _below(exc.__traceback__))
+            retry_later(task, runtime, exc, below(exc.__traceback__))
         keep_or_redeliver(task, runtime, exc)
         raise
 
@@ -85,7 +85,7 @@ def _is_end(error: BaseException) -> bool:
     return isinstance(error, SystemExit | KeyboardInterrupt) or not modules.isdisjoint(_GREEN)
 
 
-def _below(traceback: TracebackType | None) -> TracebackType | None:
+def below(traceback: TracebackType | None) -> TracebackType | None:
     """Return a traceback from the user's first frame on; for an error raised by the library itself, the last frame."""
     while traceback is not None and traceback.tb_next is not None and _is_above(traceback):
         traceback = traceback.tb_next

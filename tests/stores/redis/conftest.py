@@ -6,10 +6,10 @@ from functools import partial
 from typing import Any
 
 import pytest
-import redis
 
 from celery_sagas.stores.redis.backend import RedisBackend
 from tests import fake_redis, redis_servers, servers
+from tests.contents import Dump, client_of, dump_of
 from tests.servers import unique
 from tests.stores import opening
 
@@ -22,9 +22,6 @@ on_every_server = pytest.mark.parametrize("url", EVERY_SERVER, indirect=True)
 #: A server that is about to answer is waited for, however busy it is. Seconds.
 PATIENT: Mapping[str, object] = {"socket_timeout": 30, "socket_connect_timeout": 30, "total_timeout": 60}
 
-#: Every key of one prefix, with its type and what it holds.
-Dump = dict[str, tuple[str, object]]
-
 Open = opening.Open[RedisBackend]
 OpenAt = opening.OpenAt[RedisBackend]
 
@@ -32,26 +29,14 @@ OpenAt = opening.OpenAt[RedisBackend]
 @pytest.fixture
 def server(url: str) -> Iterator[Any]:
     """The server, without the library in between."""
-    first, *_ = url.split(",")
-    is_cluster = first.startswith("redis+cluster")
-    client: Any = redis.RedisCluster.from_url(first.replace("+cluster", "")) if is_cluster else redis.Redis.from_url(url)
-    with closing(client):
+    with closing(client_of(url)) as client:
         yield client
 
 
 @pytest.fixture
 def dump(server: Any, prefix: str) -> Callable[[], Dump]:
     """Read every key of the test's prefix."""
-    return lambda: {key.decode(): _content(server, key) for key in server.scan_iter(f"{{{prefix}:*", count=1_000)}
-
-
-def _content(server: Any, key: bytes) -> tuple[str, object]:
-    type = server.type(key).decode()
-    if type == "hash":
-        return type, server.hgetall(key)
-    if type == "zset":
-        return type, server.zrange(key, 0, -1, withscores=True)
-    return type, server.lrange(key, 0, -1) if type == "list" else server.get(key)
+    return lambda: dump_of(server, prefix)
 
 
 @pytest.fixture(scope="session")
