@@ -205,16 +205,15 @@ class TestPause:
             "text": "is paused: its messages wait until it is resumed",
         }
 
-    def test_what_waits_is_not_stuck(self, app: Celery, order: Any, monkeypatch: pytest.MonkeyPatch, worker: Worker) -> None:
-        monkeypatch.setattr("celery_sagas.operate.stuck.LATE_MS", -HOUR)
+    def test_what_waits_is_not_stuck(self, app: Celery, order: Any, worker: Worker) -> None:
         runtime_of(app).resend_after_s = 0
         instance = Operator(app, "ann").instance(order, "42")
         instance.fire("delivery", "INC-1")
         relay(app)
-        assert "order.remind" in run(app, "stuck").output
+        assert "order.remind" in run(app, "stuck", "--late", "0s").output
         instance.pause("INC-1")
         worker.run()
-        assert "order.remind" not in run(app, "stuck").output
+        assert "order.remind" not in run(app, "stuck", "--late", "0s").output
 
 
 class TestNames:
