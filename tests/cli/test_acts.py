@@ -17,7 +17,6 @@ from celery_sagas.errors import MisuseError, StoreUnavailable
 from celery_sagas.operate.operator import OperatedInstance, Operator, default_actor
 from celery_sagas.signals import instance_operated
 from celery_sagas.stores.records import KEY, Lookup
-from celery_sagas.testing.samples import HOUR
 from celery_sagas.worker.runtime import runtime_of
 from celery_sagas.worker.serialization import deserialized
 from tests.apps import Worker, backend_of
