@@ -115,15 +115,15 @@ def tag_of(saga: SagaDefinition, by: Mapping[str, object]) -> tuple[str, str] | 
 
 
 def glances(
-    backend: Backend, saga: SagaDefinition, tag: tuple[str, str] | None, *, oldest_first: bool = False
+    backend: Backend, saga: SagaDefinition, tag: tuple[str, str] | None, *, oldest_first: bool = False, at_once: int = _PAGE
 ) -> Iterator[Glance]:
     """Yield the instances of a saga under all of its names, or those that have a tag.
 
     Those that were committed last come first, or those with a tag that began last; the other way round with ``oldest_first``,
-    which is for instances without a tag.
+    which is for instances without a tag. ``at_once`` are read with a page.
     """
     by_place: Place = (lambda glance: glance.place) if tag is None else (lambda glance: glance.id)
-    read = partial(_page, backend.instances, tag, by_place, oldest_first=oldest_first)
+    read = partial(_page, backend.instances, tag, by_place, at_once, oldest_first=oldest_first)
     is_behind = operator.gt if oldest_first else operator.lt
     ahead: dict[str, Page] = {}
     end, is_first = "", True
@@ -167,14 +167,14 @@ def _read(instances: Instances, name: str, ids: Sequence[str]) -> Mapping[str, R
 
 
 def _page(
-    instances: Instances, tag: tuple[str, str] | None, by_place: Place, name: str, after: str, *, oldest_first: bool
+    instances: Instances, tag: tuple[str, str] | None, by_place: Place, limit: int, name: str, after: str, *, oldest_first: bool
 ) -> Page:
     """Return the next page under a name that has an instance, or the last one; it ends with the place of its last instance."""
     while True:
         if tag is None:
-            page = instances.page(name, _PAGE, after, oldest_first=oldest_first)
+            page = instances.page(name, limit, after, oldest_first=oldest_first)
         else:
-            page = instances.tagged(name, tag, _PAGE, after)
+            page = instances.tagged(name, tag, limit, after)
         if page.instances or not page.after:
             return page._replace(after=by_place(page.instances[-1]) if page.after else "")
         after = page.after

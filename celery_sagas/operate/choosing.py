@@ -6,7 +6,7 @@ from itertools import takewhile
 from celery_sagas.core.pending import PAUSED
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.listing import glances, tag_of
-from celery_sagas.stores.instances import Glance, slot_of
+from celery_sagas.stores.instances import MOST, Glance, slot_of
 from celery_sagas.stores.ports import Backend
 
 
@@ -29,6 +29,6 @@ def chosen_of(
 
 def idle_for(backend: Backend, saga: SagaDefinition, before: int) -> Iterator[Glance]:
     """Yield the instances that no message has changed since a time (milliseconds since the epoch), the oldest slot first."""
-    oldest = glances(backend, saga, None, oldest_first=True)  # in a slot they are in no order of time
+    oldest = glances(backend, saga, None, oldest_first=True, at_once=MOST)  # in a slot they are in no order of time
     near = takewhile(lambda glance: slot_of(glance.updated_at) <= slot_of(before), oldest)
     return (glance for glance in near if glance.updated_at <= before)
