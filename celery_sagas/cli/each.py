@@ -3,7 +3,7 @@
 import json
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Final, TextIO
@@ -24,7 +24,7 @@ from celery_sagas.operate.operator import OperatedInstance, Operator
 from celery_sagas.stores.records import ID
 from celery_sagas.worker.runtime import Runtime
 
-#: How many instances one command acts on at most.
+#: How many instances one command acts on at most, unless it reindexes: all of a saga may need that.
 _MOST: Final = 100_000
 #: Seconds between two lines about the progress.
 _PROGRESS_S: Final = 2.0
@@ -35,8 +35,10 @@ _VERBS: Final[Mapping[str, Callable[[OperatedInstance, str, str], Done]]] = {
     "terminate": lambda instance, reason, _: instance.terminate(reason),
     "fire": lambda instance, reason, what: instance.fire(what, reason),
     "skip": lambda instance, reason, what: instance.skip(what, reason),
+    "reindex": lambda instance, reason, _: instance.reindex(reason),
 }
 _WITH_NAME: Final = ("fire", "skip")
+_UNLIMITED: Final = ("reindex",)
 
 
 @click.command("each")
@@ -70,10 +72,11 @@ def act_on_each(
     as_json: bool,
     **chosen: Any,
 ) -> None:
-    """Act on each of the chosen instances of a saga: pause, resume, terminate, fire or skip.
+    """Act on each of the chosen instances of a saga: pause, resume, terminate, fire, skip or reindex.
 
     Without --by, --paused, --idle and --from it acts on all. NAME is that of the timeout, for fire and skip. It counts first, and
-    asks. Ctrl-C ends it after the one at hand; run it again to go on.
+    asks. Ctrl-C ends it after the one at hand; run it again to go on. reindex has instances be found by the fields that the saga
+    names today in also_by and search_by.
     """
     if (what is not None) != (verb in _WITH_NAME):
         raise click.UsageError(f"{verb} takes {'the NAME of a timeout' if verb in _WITH_NAME else 'no NAME'}")
@@ -82,7 +85,8 @@ def act_on_each(
     with opened(context) as runtime:
         saga = saga_named(name)
         operator = operator_for(runtime, actor, reason, dry_run=dry_run)
-        ids = _ids(runtime, saga, **chosen)
+        found = _ids(runtime, saga, **chosen)
+        ids = list(dict.fromkeys(found if verb in _UNLIMITED else _few(found)))
         _agree(verb, saga, len(ids), expect, dry_run)
         batch = _Batch(operator, saga, lambda instance: _VERBS[verb](instance, reason, what or ""), failed_to, as_json=as_json)
         with _interruptible(batch):
@@ -92,22 +96,24 @@ def act_on_each(
 
 def _ids(
     runtime: Runtime, saga: SagaDefinition, *, by: str | None, paused: bool, idle: int | None, given: TextIO | None
-) -> list[str]:
+) -> Iterator[str]:
     """Return the ids of the chosen instances.
 
     Raises:
-        ClickException: There are too many, or the file is none that this command has written.
+        ClickException: The file is none that this command has written.
     """
     if given is not None:
-        found: Iterable[str] = _read(given, saga)
-    else:
-        values = {} if by is None else value_of(by)
-        chosen = chosen_of(runtime.backends.of(saga), saga, paused=paused, idle_ms=idle, by=values)
-        found = (glance.id for glance in chosen)
-    ids = list(dict.fromkeys(islice(found, _MOST + 1)))
-    if len(ids) > _MOST:
+        return _read(given, saga)
+    values = {} if by is None else value_of(by)
+    chosen = chosen_of(runtime.backends.of(saga), saga, paused=paused, idle_ms=idle, by=values)
+    return (glance.id for glance in chosen)
+
+
+def _few(ids: Iterator[str]) -> Iterator[str]:
+    """Yield ids, and refuse too many."""
+    yield from islice(ids, _MOST)
+    if next(ids, None) is not None:
         raise click.ClickException(f"there are more than {_MOST:,} such instances: choose fewer")
-    return ids
 
 
 def _read(file: TextIO, saga: SagaDefinition) -> Iterator[str]:
@@ -187,12 +193,13 @@ class _Batch:
                 self._failed_to.write(json.dumps({"saga": self._saga.name, "id": id, "error": str(exc)}) + "\n")
                 self._failed_to.flush()
             return
-        self._done += done.changed or done.planned
-        self._idle += not (done.changed or done.planned)
+        is_idle = not (done.changed or done.planned)
+        self._done += not is_idle
+        self._idle += is_idle
         if self._as_json:
             tables.print_json([facts_of(done)])
         else:
-            click.echo(tables.line(f"{done.saga} {done.key or done.id} {done.text}"))
+            click.echo(tables.line(f"{done.saga} {done.key or done.id}{':' * is_idle} {done.text}"))
 
 
 @contextmanager

@@ -323,6 +323,17 @@ class OperatedInstance:
         step_of(self.saga, step, "a trial")
         return try_message(self._runtime, meant_for(message_to(step), record, awaited))
 
+    def reindex(self, reason: str, *, expected_version: int | None = None) -> Done:
+        """Have it be found and listed by the fields that its saga names today in ``also_by`` and ``search_by``.
+
+        A commit of a message does the same: this is for an instance to which none comes soon. Its state stays as it is stored.
+
+        Raises:
+            InvalidState: A value cannot be indexed.
+            KeyTaken: An alternate key belongs to another instance.
+        """
+        return self._act("reindex", reason, verbs.reindex, expected_version)
+
     @property
     def _runtime(self) -> Runtime:
         return runtime_of(self.operator.app)

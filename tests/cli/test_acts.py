@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -507,6 +508,7 @@ class TestAudit:
     def test_every_act_has_its_line(self, app: Celery, order: Any) -> None:
         """Whatever verb there will be: none writes without one."""
         instance = Operator(app, "ann").instance(order, "42")
+        changed = replace(instance, saga=replace(instance.saga, search_by=("city", "status")))
         acts: dict[str, Callable[[], Done]] = {
             "pause": lambda: instance.pause(HOSTILE),
             "resume": lambda: instance.resume(HOSTILE),
@@ -515,6 +517,7 @@ class TestAudit:
             "answer": lambda: instance.answer(weigh.name, 7, HOSTILE),
             "fail": lambda: instance.fail(charge.name, "no", HOSTILE),
             "skip": lambda: instance.skip("delivery", HOSTILE),
+            "reindex": lambda: changed.reindex(HOSTILE),
             "terminate": lambda: instance.terminate(HOSTILE),
         }
         verbs = {name for name, each in vars(OperatedInstance).items() if callable(each) and not name.startswith("_")}

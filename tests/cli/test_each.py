@@ -11,9 +11,11 @@ from celery import Celery
 from click.testing import Result
 
 from celery_sagas import Saga
+from celery_sagas.core.registry import registry
 from celery_sagas.errors import MisuseError
 from celery_sagas.operate import Done, OperatedInstance, Operator
-from celery_sagas.testing.samples import HOUR
+from celery_sagas.stores.records import Change
+from celery_sagas.testing.samples import HOUR, by_key, effects, found
 from tests.apps import Worker, backend_of
 from tests.cli.test_describe import run
 from tests.every_store import stored_app, url
@@ -183,6 +185,75 @@ def test_on_each_store(stored_app: Celery, definitions: None) -> None:
     assert len(list(ann.instances(order, paused=True))) == 4
     assert all(instance.terminate("INC-1").changed for instance in ann.instances(order, paused=True))
     assert list(ann.instances(order)) == []
+
+
+class TestReindex:
+    def test_on_each_store(self, stored_app: Celery, definitions: None) -> None:
+        """Instances that were stored before the saga named a field are found by it, once."""
+        tickets(stored_app, Worker(stored_app))
+        ticket = ticket_of(also_by=("code", "seat"), search_by=("row", "hall"))
+        ann = Operator(stored_app, "ann")
+        assert (list(ann.instances(ticket, hall="north")), ticket.find(seat="n-1")) == ([], None)
+        planned = run(stored_app, "each", "reindex", "ticket", "--dry-run", *WHY)
+        assert "2 done (a dry run: nothing was written), 0 with nothing to be done, 0 failed." in planned.output
+        assert actions(stored_app) == []
+        result = run(stored_app, "each", "reindex", "ticket", "--expect", "2", *WHY)
+        assert (result.exit_code, result.output.count("is indexed again by seat, hall")) == (0, 2)
+        assert len(list(ann.instances(ticket, hall="north"))) == 2
+        assert ticket.find(seat="n-1").number == "1"
+        result = run(stored_app, "each", "reindex", "ticket", "--expect", "2", *WHY)
+        assert (result.exit_code, result.stdout.count(": it is indexed as its saga says\n")) == (0, 2)
+        assert "0 done, 2 with nothing to be done, 0 failed." in result.output
+        assert actions(stored_app) == [("reindex", "0"), ("reindex", "1")]
+        assert {known.saga.version for known in ticket.all()} == {2}
+
+    def test_those_that_fail_are_named(self, app: Celery, definitions: None, worker: Worker, tmp_path: Path) -> None:
+        """A state that does not load, and a key that another instance has."""
+        tickets(app, worker)
+        app.send_task("ticket.issue", kwargs={"number": "2", "seat": "n-0"}, ignore_result=True)
+        worker.run()
+        backend = backend_of(app)
+        record = found(backend, by_key("1", ("ticket",)))
+        backend.sagas.update(record, Change(("ticket",), 1, '{"number": 5}', record.pending), effects(record))
+        ticket_of(also_by=("code", "seat"))
+        file = tmp_path / "failed.jsonl"
+        result = run(app, "each", "reindex", "ticket", "--expect", "3", "--failed-to", str(file), *WHY)
+        assert result.exit_code == 1
+        assert "1 done, 0 with nothing to be done, 2 failed." in result.output
+        errors = sorted(json.loads(line)["error"] for line in file.read_text().splitlines())
+        assert ("ticket '1' cannot be read" in errors[0], "seat" in errors[1], "n-0" in errors[1]) == (True, True, True), errors
+
+    def test_all_of_a_saga(self, app: Celery, order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("celery_sagas.cli.each._MOST", 3)
+        result = run(app, "each", "reindex", "order", "--expect", "4", *WHY)
+        assert (result.exit_code, "4 with nothing to be done" in result.output) == (0, True)
+
+
+def tickets(app: Celery, worker: Worker) -> None:
+    """Issue two tickets, of a saga that names one field of each kind."""
+    ticket_of(also_by="code", search_by="row")
+    for number in range(2):
+        app.send_task("ticket.issue", kwargs={"number": str(number), "seat": f"n-{number}"}, ignore_result=True)
+    worker.run()
+
+
+def ticket_of(**declared: Any) -> Any:
+    """Define tickets, which are found by other fields than before."""
+    registry.sagas.clear()
+    registry.steps.clear()
+
+    class Ticket(Saga, correlate_by="number", **declared):
+        number: str
+        code: str | None = None
+        row: int | None = None
+        seat: str | None = None
+        hall: str = "north"
+
+    @Ticket.starts
+    def issue(ticket: Ticket, number: str, seat: str) -> None:
+        ticket.seat = seat
+
+    return Ticket
 
 
 def test_wrong_choices(app: Celery, order: Any) -> None:

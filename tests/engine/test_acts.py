@@ -11,9 +11,10 @@ from pydantic_core import from_json
 
 from celery_sagas.core.pending import PAUSED
 from celery_sagas.core.requests.requests import ReplyKind, Target
+from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.sending import SerializedMessage
 from celery_sagas.engine.acts.acting import Act, Done, Planner, Subject, perform
-from celery_sagas.engine.acts.verbs import note, patch, pause, resume, settle, skip, terminate
+from celery_sagas.engine.acts.verbs import note, patch, pause, reindex, resume, settle, skip, terminate
 from celery_sagas.engine.instance import lookup_in
 from celery_sagas.engine.outcomes import Kind, read_entry
 from celery_sagas.errors import (
@@ -25,6 +26,7 @@ from celery_sagas.errors import (
     RevisionConflict,
     SagaNotFound,
     TooManyDeferred,
+    UnreadableState,
 )
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.records import KEY, Change, Lookup
@@ -41,11 +43,18 @@ every_policy = pytest.mark.parametrize("if_not", ["raise", "ignore", "defer"])
 FAILURE = SerializedMessage("f1", "f1", "cart.failed", "{}")
 
 
-def act(engine: Engine, plan: Planner, name: str = "act", *, id: str = "act-1", **how: Any) -> Done:
+def act(
+    engine: Engine, plan: Planner, name: str = "act", *, id: str = "act-1", saga: SagaDefinition | None = None, **how: Any
+) -> Done:
     """Act on the ticket 1."""
-    saga = Ticket.__saga__
-    assert saga is not None
+    saga = saga or definition()
     return perform(engine.services, saga, lookup_in(saga, KEY, "1"), Act(name, "ann", "carrier down", id), plan, **how)
+
+
+def definition(**changes: Any) -> SagaDefinition:
+    """Return the definition of tickets, with other fields in it."""
+    assert Ticket.__saga__ is not None
+    return replace(Ticket.__saga__, **changes)
 
 
 def paused(engine: Engine, if_not: str = "raise", status: str = "open") -> Tickets:
@@ -267,6 +276,60 @@ class TestTerminate:
         rewrite(made, "[]")
         assert act(engine, ending()).changed
         assert backend.sagas.count(["ticket"]) == {"ticket": 0}
+
+
+class TestReindex:
+    def test_what_the_definition_says_now(self, engine: Engine) -> None:
+        made = tickets(engine)
+        before = made.record
+        done = act(engine, reindex, "reindex", saga=definition(also_by=(), search_by=("status",)))
+        assert (done.changed, done.text) == (True, "is indexed again by code, status")
+        assert (made.pending.keys, made.pending.tags) == ({}, {"status": "new"})
+        assert (made.record.data, made.record.version) == (before.data, before.version + 1)
+        assert engine.backend.sagas.find(Lookup(("ticket",), "code", "c1")).record is None
+        assert from_json(made.entries[-1].detail)["fields"] == ["code", "status"]
+
+    def test_field_that_is_no_longer_a_key_is_listed(self, engine: Engine) -> None:
+        made = tickets(engine)
+        assert act(engine, reindex, saga=definition(also_by=(), search_by=("code",))).text == "is indexed again by code"
+        assert (made.pending.keys, made.pending.tags) == ({}, {"code": "c1"})
+
+    def test_nothing_to_change(self, engine: Engine) -> None:
+        made = tickets(engine)
+        before = made.record, made.entries
+        done = act(engine, reindex)
+        assert (done.changed, done.planned, done.text) == (False, False, "it is indexed as its saga says")
+        assert (made.record, made.entries) == before
+
+    def test_paused_instance_stays_paused(self, engine: Engine) -> None:
+        made = paused(engine)
+        act(engine, reindex, saga=definition(search_by=("status",)))
+        assert made.pending.paused is not None
+        assert made.pending.tags == {"status": "open", **dict([PAUSED])}
+
+    def test_key_of_another_instance(self, engine: Engine) -> None:
+        made = tickets(engine)
+        act(engine, reindex, saga=definition(also_by=()))
+        engine.handle(made.begin, id="b2", number="2", code="c1")
+        with pytest.raises(KeyTaken):
+            act(engine, reindex, id="act-2")
+
+    @pytest.mark.parametrize(
+        ("data", "version", "error"),
+        [('{"number": "1", "status": "lost"}', 1, UnreadableState), ('{"number": "1"}', 2, NewerState)],
+    )
+    def test_state_that_does_not_load(self, engine: Engine, data: str, version: int, error: type[Exception]) -> None:
+        made = tickets(engine)
+        record = made.record
+        engine.backend.sagas.update(record, Change(("ticket",), version, data, record.pending), effects(record))
+        with pytest.raises(error):
+            act(engine, reindex, saga=definition(search_by=("status",)))
+
+    def test_state_of_an_earlier_version_stays_as_it_is_stored(self, engine: Engine) -> None:
+        made = tickets(engine)
+        before = made.record
+        assert act(engine, reindex, saga=definition(search_by=("status",), schema_version=2)).changed
+        assert (made.record.data, made.record.schema_version) == (before.data, 1)
 
 
 class TestPatch:

@@ -52,5 +52,6 @@ assert_type((tried.key, tried.before, tried.changed), tuple[str, dict[str, Any] 
 assert_type(tried.messages, tuple[OutgoingMessage, ...])
 assert_type(tried.messages[0].calls, tuple[Call, ...])
 assert_type(tried.error, Exception | None)
+order.reindex("search_by has carrier", expected_version=4)
 done = order.pause("again")
 assert_type((done.saga, done.key, done.version, done.changed, done.text), tuple[str, str, int, bool, str])

@@ -7,7 +7,7 @@ from typing import Any, Final
 from pydantic_core import from_json, to_json
 
 from celery_sagas.core.codec import dump, load
-from celery_sagas.core.pending import NOTHING, PAUSED, Pause, Pending
+from celery_sagas.core.pending import NOTHING, PAUSED, Keys, Pause, Pending
 from celery_sagas.core.requests.requests import Request
 from celery_sagas.core.sending import SerializedMessage
 from celery_sagas.core.state import State
@@ -106,14 +106,31 @@ def patch(subject: Subject, change: Callable[[dict[str, Any]], dict[str, Any]], 
         return Plan(None, "its state is like that already", before, after)
     if not pending.paused:
         _release_all(pending)  # it may be in another status
-    tags = tags_of(saga, record.key, state) | (dict([PAUSED]) if pending.paused else {})
-    keys = alternate_keys_of(saga, record.key, state)
+    keys, tags = _listed(subject, state)
     paths = _changed(stored, from_json(after))
     commit = subject.update(data=after, schema_version=saga.schema_version, keys=keys, tags=tags, fields=paths)
     if (size := sum(len(text.encode()) for text in (after, commit.change.pending))) > most_bytes:
         problem = f"with what it waits for it has {size:,} bytes; saga_max_state_bytes allows {most_bytes:,}"
         raise InvalidState(saga.name, record.key, [("", problem)], _OTHER_VALUES)
     return Plan(commit, f"has changed: {', '.join(paths) or 'only its schema'}", before, after)
+
+
+def reindex(subject: Subject) -> Plan:
+    """Have the instance be found, and listed, by the fields that its saga names today; its state stays as it is stored.
+
+    Raises:
+        InvalidState: A value cannot be indexed.
+        KeyTaken: An alternate key belongs to another instance.
+        NewerState: Newer code wrote it.
+        UnreadableState: Today's code cannot read its state.
+    """
+    record, pending = subject.record, subject.pending
+    state, _ = load(subject.saga, record.key, record.data, record.schema_version)
+    keys, tags = _listed(subject, state)
+    names = list(dict.fromkeys([*_changed(pending.keys, keys), *_changed(pending.tags, tags)]))
+    if not names:
+        return Plan(None, "it is indexed as its saga says")
+    return Plan(subject.update(keys=keys, tags=tags, fields=names), f"is indexed again by {', '.join(names)}")
 
 
 def skip(subject: Subject, name: str) -> Plan:
@@ -224,6 +241,13 @@ def _loaded(subject: Subject, data: str) -> tuple[State, dict[str, Any]]:
         return load(saga, record.key, data, saga.schema_version)
     except UnreadableState as exc:
         raise InvalidState(saga.name, record.key, [("", exc.problem)], _OTHER_VALUES) from exc
+
+
+def _listed(subject: Subject, state: State) -> tuple[Keys, Keys]:
+    """Return the alternate keys that the instance has with a state, and what it is listed by."""
+    saga, key = subject.saga, subject.record.key
+    tags = tags_of(saga, key, state) | (dict([PAUSED]) if subject.pending.paused else {})
+    return alternate_keys_of(saga, key, state), tags
 
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
