@@ -15,6 +15,7 @@ from celery_sagas.cli.acts import ACTOR, REASON, facts_of, operator_for
 from celery_sagas.cli.addresses import value_of
 from celery_sagas.cli.ages import milliseconds
 from celery_sagas.cli.app import opened, saga_named
+from celery_sagas.cli.scanning import Scan
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.acts.acting import Done
 from celery_sagas.engine.instance import lookup_in
@@ -48,6 +49,10 @@ _UNLIMITED: Final = ("reindex",)
 @click.option("--by", metavar="FIELD=VALUE", help="Those with this value of a field in search_by.")
 @click.option("--paused", is_flag=True, help="Those that an operator has paused.")
 @click.option("--idle", callback=milliseconds, help="Those that no message has changed for this time, such as 3d, 12h or 30m.")
+@click.option("--where", "expression", metavar="TEXT", help="Those for whose state this holds, such as 'total > 100'.")
+@click.option(
+    "--scan", "scanned", type=click.IntRange(min=1), default=10_000, show_default=True, help="How many --where looks at, at most."
+)
 @click.option("--from", "given", type=click.File("r", encoding="utf-8"), help="Those in a file that --failed-to has written.")
 @REASON
 @ACTOR
@@ -70,32 +75,39 @@ def act_on_each(
     failed_to: TextIO | None,
     dry_run: bool,
     as_json: bool,
+    expression: str | None,
+    scanned: int,
     **chosen: Any,
 ) -> None:
     """Act on each of the chosen instances of a saga: pause, resume, terminate, fire, skip or reindex.
 
-    Without --by, --paused, --idle and --from it acts on all. NAME is that of the timeout, for fire and skip. It counts first, and
-    asks. Ctrl-C ends it after the one at hand; run it again to go on. reindex has instances be found by the fields that the saga
-    names today in also_by and search_by.
+    Without --by, --paused, --idle, --where and --from it acts on all. NAME is that of the timeout, for fire and skip. reindex has
+    instances be found by the fields that the saga names today in also_by and search_by. It counts first, and asks. Ctrl-C ends it
+    after the one at hand; run it again to go on. The exit status is 1 if it failed for one, or one cannot be read for --where.
     """
     if (what is not None) != (verb in _WITH_NAME):
         raise click.UsageError(f"{verb} takes {'the NAME of a timeout' if verb in _WITH_NAME else 'no NAME'}")
     if sum(value not in (None, False) for value in chosen.values()) > 1:
         raise click.UsageError("give one of --by, --paused, --idle and --from")
+    if chosen["given"] is not None and expression is not None:
+        raise click.UsageError("give --where or --from")
     with opened(context) as runtime:
         saga = saga_named(name)
         operator = operator_for(runtime, actor, reason, dry_run=dry_run)
-        found = _ids(runtime, saga, **chosen)
+        scan = Scan(runtime, saga, expression, scanned)
+        found = _ids(runtime, saga, scan, **chosen)
         ids = list(dict.fromkeys(found if verb in _UNLIMITED else _few(found)))
+        scan.tell(oldest_first=chosen["idle"] is not None, by_begin=bool(chosen["by"] or chosen["paused"]))
         _agree(verb, saga, len(ids), expect, dry_run)
         batch = _Batch(operator, saga, lambda instance: _VERBS[verb](instance, reason, what or ""), failed_to, as_json=as_json)
         with _interruptible(batch):
             batch.run(ids, per_second)
     batch.report(len(ids))
+    scan.end()
 
 
 def _ids(
-    runtime: Runtime, saga: SagaDefinition, *, by: str | None, paused: bool, idle: int | None, given: TextIO | None
+    runtime: Runtime, saga: SagaDefinition, scan: Scan, *, by: str | None, paused: bool, idle: int | None, given: TextIO | None
 ) -> Iterator[str]:
     """Return the ids of the chosen instances.
 
@@ -106,7 +118,7 @@ def _ids(
         return _read(given, saga)
     values = {} if by is None else value_of(by)
     chosen = chosen_of(runtime.backends.of(saga), saga, paused=paused, idle_ms=idle, by=values)
-    return (glance.id for glance in chosen)
+    return (glance.id for glance in scan.find(chosen))
 
 
 def _few(ids: Iterator[str]) -> Iterator[str]:

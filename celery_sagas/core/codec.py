@@ -33,7 +33,7 @@ def load(definition: SagaDefinition, key: str, data: str, schema_version: int) -
     """
     if schema_version > definition.schema_version:
         raise NewerState(definition.name, key, schema_version, definition.schema_version)
-    fields = _decode(definition, key, data)
+    fields = decode(definition, key, data)
     upgraded = schema_version < definition.schema_version
     if upgraded:
         fields = _upgrade(definition, key, fields, schema_version)
@@ -46,6 +46,21 @@ def load(definition: SagaDefinition, key: str, data: str, schema_version: int) -
         raise UnreadableState(definition.name, key, problems_text(validation_problems(exc))) from exc
     except BUGS as exc:
         raise UnreadableState(definition.name, key, f"its validation raised {type(exc).__name__}") from exc
+
+
+def decode(definition: SagaDefinition, key: str, data: str) -> dict[str, Any]:
+    """Return the stored fields as JSON values, as they are.
+
+    Raises:
+        UnreadableState: They are no JSON object.
+    """
+    try:
+        fields = from_json(data)
+    except (ValueError, TypeError) as exc:  # TypeError: half a surrogate pair
+        raise UnreadableState(definition.name, key, f"it is no JSON ({exc})") from exc
+    if not isinstance(fields, dict):
+        raise UnreadableState(definition.name, key, "it is no JSON object")
+    return fields
 
 
 def dump(definition: SagaDefinition, key: str, state: State, unknown: Mapping[str, Any]) -> str:
@@ -85,16 +100,6 @@ def validation_problems(error: ValidationError) -> Problems:
     """Return path and text of each problem, without the values: they may be secret."""
     found = error.errors(include_url=False, include_context=False, include_input=False)
     return _limited((".".join(map(str, problem["loc"])), problem["msg"]) for problem in found)
-
-
-def _decode(definition: SagaDefinition, key: str, data: str) -> dict[str, Any]:
-    try:
-        fields = from_json(data)
-    except (ValueError, TypeError) as exc:  # TypeError: half a surrogate pair
-        raise UnreadableState(definition.name, key, f"it is no JSON ({exc})") from exc
-    if not isinstance(fields, dict):
-        raise UnreadableState(definition.name, key, "it is no JSON object")
-    return fields
 
 
 def _upgrade(definition: SagaDefinition, key: str, fields: dict[str, Any], schema_version: int) -> dict[str, Any]:

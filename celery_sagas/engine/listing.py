@@ -61,9 +61,7 @@ class Listing(Generic[StateT]):
 
     def _records(self) -> Iterator[Record | UnreadableState]:
         found = glances(self._backend, self._saga, self._tag, oldest_first=self._oldest_first)
-        while part := list(islice(found, _PAGE)):
-            read = read_records(self._backend, self._saga, [glance.id for glance in part])
-            yield from (read[glance.id] for glance in part if glance.id in read)
+        return (read for _, read in records_of(self._backend, self._saga, found))
 
     def _load(self, read: Record | UnreadableState) -> Any:
         if isinstance(read, UnreadableState):
@@ -147,6 +145,15 @@ def changed(backend: Backend, saga: SagaDefinition, entries: Iterable[Entry]) ->
     while part := list(islice(ids, _PAGE)):
         read = read_records(backend, saga, part)
         yield from (glance_at(record) for id in part if isinstance(record := read.get(id), Record))
+
+
+def records_of(
+    backend: Backend, saga: SagaDefinition, found: Iterator[Glance]
+) -> Iterator[tuple[Glance, Record | UnreadableState]]:
+    """Yield instances with their records, read in pages, or the errors of those that are damaged; not those that have ended."""
+    while part := list(islice(found, _PAGE)):
+        read = read_records(backend, saga, [glance.id for glance in part])
+        yield from ((glance, read[glance.id]) for glance in part if glance.id in read)
 
 
 def read_records(backend: Backend, saga: SagaDefinition, ids: Sequence[str]) -> Mapping[str, Record | UnreadableState]:

@@ -1,12 +1,18 @@
-"""Choosing instances: all of a saga, those with a value, the paused ones, or those that no message has changed for long."""
+"""Choosing instances: all of a saga, those with a value, the paused ones, or those that no message has changed for long.
+
+These are found by indexes. For which of them an expression holds is found out by reading their states.
+"""
 
 from collections.abc import Iterator, Mapping
 from itertools import takewhile
 
+from celery_sagas.core.codec import decode
 from celery_sagas.core.pending import PAUSED
 from celery_sagas.core.saga import SagaDefinition
-from celery_sagas.engine.listing import glances, tag_of
-from celery_sagas.stores.instances import MOST, Glance, slot_of
+from celery_sagas.engine.listing import glances, records_of, tag_of
+from celery_sagas.errors import UnreadableState
+from celery_sagas.operate.where import Test
+from celery_sagas.stores.instances import MOST, Glance, glance_at, slot_of
 from celery_sagas.stores.ports import Backend
 
 
@@ -32,3 +38,18 @@ def idle_for(backend: Backend, saga: SagaDefinition, before: int) -> Iterator[Gl
     oldest = glances(backend, saga, None, oldest_first=True, at_once=MOST)  # in a slot they are in no order of time
     near = takewhile(lambda glance: slot_of(glance.updated_at) <= slot_of(before), oldest)
     return (glance for glance in near if glance.updated_at <= before)
+
+
+def matching(backend: Backend, saga: SagaDefinition, found: Iterator[Glance], test: Test) -> Iterator[Glance | UnreadableState]:
+    """Yield those instances for whose states a test holds, as they are stored, and the errors of those that cannot be read.
+
+    A state need not be one that today's class loads.
+    """
+    for _, read in records_of(backend, saga, found):
+        try:
+            if isinstance(read, UnreadableState):
+                yield read
+            elif test(decode(saga, read.key, read.data)):
+                yield glance_at(read)
+        except UnreadableState as exc:
+            yield exc

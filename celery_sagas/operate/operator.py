@@ -25,16 +25,18 @@ from celery_sagas.engine.acts import verbs
 from celery_sagas.engine.acts.acting import ACTOR_CHARACTERS, REASON_CHARACTERS, Act, Done, Plan, Planner, Subject, perform
 from celery_sagas.engine.instance import lookup_in, shown_property
 from celery_sagas.engine.query import lookup_of
-from celery_sagas.errors import MisuseError, SagaNotFound
+from celery_sagas.errors import MisuseError, SagaNotFound, UnreadableState
 from celery_sagas.operate.answering import Sent, answer_to, failure_to, failure_to_requester
 from celery_sagas.operate.arriving import meant_for, message_to
-from celery_sagas.operate.choosing import chosen_of
+from celery_sagas.operate.choosing import chosen_of, matching
 from celery_sagas.operate.dead_letters import DeadLetters
 from celery_sagas.operate.explain import explain
 from celery_sagas.operate.patching import patched
 from celery_sagas.operate.reading import read_facts
 from celery_sagas.operate.trying import Tried, try_message
 from celery_sagas.operate.view import view_of
+from celery_sagas.operate.where import where_of
+from celery_sagas.stores.instances import Glance
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import ID, Lookup
 from celery_sagas.worker.runtime import Runtime, runtime_of
@@ -84,18 +86,23 @@ class Operator:
         return OperatedInstance(self, definition, lookup_of(definition, key, by))
 
     def instances(
-        self, saga: type[Saga] | str, /, *, paused: bool = False, idle: Delay | None = None, **by: object
+        self, saga: type[Saga] | str, /, *, paused: bool = False, idle: Delay | None = None, where: str = "", **by: object
     ) -> "Iterator[OperatedInstance]":
         """Yield the instances of a saga, or some of them, to act on each; they are found by indexes, in pages.
+
+        With ``where`` their states are read, page by page. One that cannot be read raises ``UnreadableState``, and ``next()``
+        goes on with the one after it.
 
         Args:
             saga: Its class, or the stored name of that.
             paused: Only those that an operator has paused.
             idle: Only those that no message has changed for this time, a ``timedelta`` or seconds.
+            where: Only those of them for whose states this holds, such as ``'total > 100 and lines.0.sku == "x"'``.
             **by: Only those with a value of a field in ``search_by``.
 
         Raises:
-            MisuseError: There is no such saga.
+            MisuseError: There is no such saga; or ``where`` is no expression, or names a field that the saga does not have, or
+                one that is hidden.
             TypeError: More than one choice is given.
             DefinitionError: The saga is not listed by this field.
             CorrelationError: The value is none of the field's.
@@ -103,8 +110,12 @@ class Operator:
         """
         definition = saga_of(saga)
         idle_ms = None if idle is None else int(seconds_of("idle", idle) * 1000)
-        chosen = chosen_of(runtime_of(self.app).backends.of(definition), definition, paused=paused, idle_ms=idle_ms, by=by)
-        return (OperatedInstance(self, definition, lookup_in(definition, ID, glance.id)) for glance in chosen)
+        runtime = runtime_of(self.app)
+        backend = runtime.backends.of(definition)
+        chosen = chosen_of(backend, definition, paused=paused, idle_ms=idle_ms, by=by)
+        test = where_of(definition, where, runtime.settings.hidden) if where else None
+        found = chosen if test is None else matching(backend, definition, chosen, test)
+        return map(partial(self._found, definition), found)  # unlike a generator, it goes on after an error
 
     def dead_letters(self, reason: str) -> DeadLetters:
         """Return the dead letters, to retry or discard some of them; a batch does not matter to them.
@@ -136,6 +147,11 @@ class Operator:
             SagaError: With which the message would fail. An error of the handler is in the result.
         """
         return try_message(runtime_of(self.app), message_to(step))
+
+    def _found(self, saga: SagaDefinition, found: Glance | UnreadableState) -> "OperatedInstance":
+        if isinstance(found, UnreadableState):
+            raise found
+        return OperatedInstance(self, saga, lookup_in(saga, ID, found.id))
 
 
 @dataclass(frozen=True)

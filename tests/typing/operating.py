@@ -23,7 +23,7 @@ order = ann.instance(Order, "42")
 assert_type(order, OperatedInstance)
 assert_type(ann.instance("order", tracking="1Z"), OperatedInstance)
 assert_type(ann.instances(Order, idle=3_600), Iterator[OperatedInstance])
-ann.instances(Order, paused=True)
+ann.instances(Order, paused=True, where='tracking == "1Z"')
 ann.instance(int, "42")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 assert_type(order.show(), dict[str, Any] | None)
