@@ -64,6 +64,14 @@ def test_graph_page_shows_what_the_command_draws(tmp_path):
     assert (DOCS / "graph.md").read_text() == drawn, "Draw the graphs again: python docs/make_graph.py"
 
 
+def test_operating_page_shows_what_the_commands_print(tmp_path):
+    played = [sys.executable, str(DOCS / "make_operating.py"), str(tmp_path / "page.md")]
+    subprocess.run(played, cwd=tmp_path, capture_output=True, check=True)
+    assert (DOCS / "operating.md").read_text() == (tmp_path / "page.md").read_text(), (
+        "Play it again: python docs/make_operating.py"
+    )
+
+
 def test_graph_page_shows_the_warnings_of_its_saga(tmp_path):
     page = (DOCS / "graph.md").read_text()
     (program,) = re.findall(r"^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
