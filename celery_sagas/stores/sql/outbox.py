@@ -39,8 +39,10 @@ from celery_sagas.stores.sql.connection.statements import (
     Execution,
     Shape,
     Values,
+    any_of,
     bound,
     chunks,
+    in_parts,
     now,
     numbered,
     one_of,
@@ -89,14 +91,14 @@ class SqlOutbox(Outbox):
 
     def hurry(self, ids: Sequence[str]) -> int:
         database = self._database
-        parts = chunks(sorted(set(ids)))
-        steps = [Execution(_hurry_rows, (len(part), database.name), numbered("id", part)) for part in parts]
+        parts = _parts(database.name, sorted(set(ids)))
+        steps = [Execution(_hurry_rows, (count, database.name), values) for count, values in parts]
         return database.run(lambda session: session.change_all(steps)) if steps else 0
 
     def read(self, ids: Sequence[str]) -> list[OutboxGlance]:
         found = dict[str, OutboxGlance]()
-        for part in chunks(list(dict.fromkeys(ids))):
-            rows = self._database.fetch(_read_rows, (len(part),), numbered("id", part))
+        for count, values in _parts(self._database.name, list(dict.fromkeys(ids))):
+            rows = self._database.fetch(_read_rows, (count,), values)
             found |= {row[0]: OutboxGlance(*row) for row in rows}
         return [found[id] for id in ids if id in found]
 
@@ -131,9 +133,16 @@ class SqlOutbox(Outbox):
     def _change_rows(self, build: Build, token: str, ids: Sequence[str], values: Values | None = None) -> int:
         """Run a statement on the rows, part by part: all in one transaction, so that the disk is waited for once."""
         common, database = {**(values or {}), "token": token}, self._database
-        parts = chunks(sorted(set(ids)))
-        steps = [Execution(build, (len(part), database.name), {**common, **numbered("id", part)}) for part in parts]
+        parts = _parts(database.name, sorted(set(ids)))
+        steps = [Execution(build, (count, database.name), {**common, **part}) for count, part in parts]
         return database.run(lambda session: session.change_all(steps)) if steps else 0
+
+
+def _parts(database: str, ids: Sequence[str]) -> list[tuple[int, Values]]:
+    """Return the counts and the parameters of statements on rows: PostgreSQL takes one for all of them."""
+    if database == "postgresql":
+        return in_parts(database, "id", ids)
+    return [(len(part), numbered("id", part)) for part in chunks(ids)]
 
 
 def _of_cause(cause: Entry) -> dict[str, object]:
@@ -173,7 +182,7 @@ def _release_rows(count: int, database: str) -> Update:
 
 
 def _hurry_rows(count: int, database: str) -> Update:
-    rows = [outbox.c.prefix == PREFIX, one_of(outbox.c.id, "id", count)]
+    rows = [outbox.c.prefix == PREFIX, any_of(outbox.c.id, "id", count)]
     is_ahead = [outbox.c.available_at > now(), outbox.c.leased_until <= now()]
     where = in_order(*rows, *is_ahead) if database == "postgresql" else [*rows, *is_ahead]
     return update(outbox).where(*where).values(available_at=now())
@@ -207,7 +216,7 @@ def _due_again() -> dict[str, ColumnElement[Any]]:
 
 def _held(count: int, database: str) -> list[ColumnElement[bool]]:
     """Conditions: these rows, if the token's lease lasts or was the last."""
-    is_held = [outbox.c.prefix == PREFIX, one_of(outbox.c.id, "id", count), outbox.c.token == bound(outbox.c.token, "token")]
+    is_held = [outbox.c.prefix == PREFIX, any_of(outbox.c.id, "id", count), outbox.c.token == bound(outbox.c.token, "token")]
     return in_order(*is_held) if database == "postgresql" else is_held
 
 
@@ -234,7 +243,7 @@ _GLANCE: list[ColumnElement[Any]] = [outbox.c[name] for name in OutboxGlance._fi
 
 
 def _read_rows(count: int) -> Select[Any]:
-    return select(*_GLANCE).where(outbox.c.prefix == PREFIX, one_of(outbox.c.id, "id", count))
+    return select(*_GLANCE).where(outbox.c.prefix == PREFIX, any_of(outbox.c.id, "id", count))
 
 
 def _tried(is_after: bool, by_trial: str) -> Select[Any]:

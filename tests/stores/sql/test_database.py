@@ -114,7 +114,7 @@ class TestStatements:
         assert sql.outbox.count() == 0
 
     def test_many_rows_are_confirmed_in_one_transaction(self, sql: SqlBackend) -> None:
-        """The disk is waited for once; a few rows take one statement alone."""
+        """The disk is waited for once; a few rows, and on PostgreSQL any number, take one statement alone."""
         update(sql, start(sql), *(outgoing("scheduled", due_at=1) for _ in range(103)))
         rows = sorted(ids(claim(sql, "relay", 103)))
         with observed(sql) as statements:
@@ -122,7 +122,8 @@ class TestStatements:
         assert statements == ["DELETE"]
         with observed(sql) as statements:
             assert sql.outbox.confirm("relay", [*rows[3:], *rows[:3]]) == 100
-        assert [word.strip(";") for word in statements] == ["BEGIN", "DELETE", "DELETE", "DELETE", "COMMIT"]
+        in_parts = ["BEGIN", "DELETE", "DELETE", "DELETE", "COMMIT"]
+        assert [word.strip(";") for word in statements] == (["DELETE"] if sql.database.name == "postgresql" else in_parts)
         assert sql.outbox.count() == 0
 
     def test_thousands_of_scheduled_rows_end_in_one_statement(self, sql: SqlBackend) -> None:

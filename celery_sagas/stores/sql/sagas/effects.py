@@ -3,8 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import BigInteger, Column, ColumnElement, Delete, Insert, bindparam, case, delete, insert, select
+from sqlalchemy import BigInteger, Column, ColumnElement, Delete, Insert, any_, bindparam, case, delete, func, insert, select
 from sqlalchemy import literal_column as literal
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.types import TypeEngine
 
 from celery_sagas.stores.records import AuditEntry, Effects, Entry, Outgoing, Sends
@@ -141,6 +142,10 @@ def decided_by_instance() -> list[ColumnElement[bool]]:
 
 
 def in_order(*conditions: ColumnElement[bool]) -> list[ColumnElement[bool]]:
-    """Make PostgreSQL lock the rows in the order of their ids, as MySQL does anyway, to prevent deadlocks."""
+    """Make PostgreSQL lock the rows in the order of their ids, as MySQL does anyway, to prevent deadlocks.
+
+    The ids are an array, by which it looks for the rows: joined with a subquery, it would read all rows of the prefix, where the
+    plan of the statement is of a time at which there were few.
+    """
     locked = select(outbox.c.id).where(*conditions).order_by(outbox.c.id).with_for_update()
-    return [outbox.c.prefix == PREFIX, outbox.c.id.in_(locked)]
+    return [outbox.c.prefix == PREFIX, outbox.c.id == any_(func.array(locked.scalar_subquery(), type_=ARRAY(outbox.c.id.type)))]

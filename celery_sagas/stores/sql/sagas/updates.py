@@ -41,7 +41,9 @@ def update_each(sends: bool, cancels: bool) -> Select[Any]:
 
 def _changed() -> CTE:
     new = rows_of("commit", *(named(name, type_) for name, type_ in _COLUMNS.items()))
-    as_found = [instance.c.prefix == PREFIX, *(instance.c[name] == new.c[name] for name in ("id", "version", "saga"))]
+    ids = bindparam("commit_id", type_=ARRAY(instance.c.id.type))  # else the plan of a time with few instances reads all of them
+    is_one = [instance.c.prefix == PREFIX, instance.c.id == any_(ids)]
+    as_found = [*is_one, *(instance.c[name] == new.c[name] for name in ("id", "version", "saga"))]
     may_be_changed = or_(instance.c.locked_until <= now(), instance.c.locked_by == new.c.lock_owner)
     written: dict[str, ColumnElement[Any]] = {name: new.c[name] for name in WRITTEN}
     changed = update(instance).where(*as_found, may_be_changed).values(**written, **next_version(), **NOBODY)
