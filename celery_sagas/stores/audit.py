@@ -52,7 +52,8 @@ class AuditPlace(NamedTuple):
 
 
 class Audit(ABC):
-    """The record of what operators do: who has done what to which instance, when and why. Only commits write entries.
+    """The record of what operators do: who has done what to which instance, when and why. Only commits, and ``Switches``,
+    write entries.
 
     A commit has at most one, ``Effects.audit``, and writes it with all of its other parts, or nothing. Its replay writes no
     second one. A commit whose entry has the id of another one raises ``RevisionConflict`` (``"unique"``) and writes nothing.

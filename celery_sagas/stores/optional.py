@@ -47,6 +47,13 @@ def no_audit(url: str, what: str = "what operators do") -> ConfigurationError:
     return ConfigurationError(problem, "Keep the saga in another backend")
 
 
+def no_switches(url: str, what: str = "sagas and steps") -> ConfigurationError:
+    """Return the error about something that a backend without ``Switches`` cannot hold."""
+    problem = f"{what} cannot be held in {url}, a backend without Switches"
+    return ConfigurationError(problem, "Keep the saga in another backend, or stop its workers")
+
+
 NOT_KEPT: Final[Any] = Unset(no_aggregators)
 NOT_LISTED: Final[Any] = Unset(no_instances)
 NOT_AUDITED: Final[Any] = Unset(no_audit)
+NOT_SWITCHED: Final[Any] = Unset(no_switches)

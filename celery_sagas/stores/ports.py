@@ -15,10 +15,11 @@ from celery_sagas.stores.audit import Audit
 from celery_sagas.stores.health import Remark
 from celery_sagas.stores.instances import Instances
 from celery_sagas.stores.journal import Journal
-from celery_sagas.stores.optional import NOT_AUDITED, NOT_KEPT, NOT_LISTED, is_set
+from celery_sagas.stores.optional import NOT_AUDITED, NOT_KEPT, NOT_LISTED, NOT_SWITCHED, is_set
 from celery_sagas.stores.outbox import Outbox
 from celery_sagas.stores.records import Change, DeadLetter, Effects, Found, Handling, Lookup, NewRecord, Record, Renamed
 from celery_sagas.stores.shared import SharedTransactions
+from celery_sagas.stores.switches import Switches
 
 
 class SagaStore(ABC):
@@ -179,7 +180,8 @@ class Backend(ABC):
     ``saga_aggregator_backend`` names a backend that has both.
 
     ``instances`` is optional, too: without it nothing lists instances, and sagas with ``search_by`` or ``max_idle`` are refused.
-    So is ``audit``: without it operators change nothing, and no commit has an entry for it.
+    So is ``audit``: without it operators change nothing, and no commit has an entry for it. So are ``switches``,
+    which need the audit: without them no saga and no step is held.
     """
 
     sagas: SagaStore
@@ -191,6 +193,7 @@ class Backend(ABC):
     buffers: Buffers = NOT_KEPT
     instances: Instances = NOT_LISTED
     audit: Audit = NOT_AUDITED
+    switches: Switches = NOT_SWITCHED
     #: ``None`` where it takes no part in the transactions of others.
     shared: SharedTransactions | None = None
     #: How long the journal is kept if the setting does not say. Seconds.
@@ -212,6 +215,11 @@ class Backend(ABC):
     def has_audit(self) -> bool:
         """Return whether this backend has set the port of the audit."""
         return is_set(self, "audit")
+
+    @property
+    def has_switches(self) -> bool:
+        """Return whether this backend has set the port of the switches."""
+        return is_set(self, "switches")
 
     @abstractmethod
     def prepare(self, *, create_schema: bool, processes: int) -> Sequence[str]:

@@ -161,15 +161,15 @@ class Outgoing(NamedTuple):
 
 
 class AuditEntry(NamedTuple):
-    """An entry of the audit: what an operator has done to an instance, or to a dead letter, and why."""
+    """An entry of the audit: what an operator has done to an instance, to a dead letter, or to a step, and why."""
 
     id: str  #: new for every action; of one on a dead letter the same, however often it is repeated
     actor: str
     action: str
     reason: str
     saga: str  #: this and the key: those of the commit's journal entry
-    key: str
-    instance_id: str  #: empty where there was no instance
+    key: str  #: empty where there was no instance
+    instance_id: str  #: likewise
     version: int  #: of the instance after the action; 0 where there was none
     detail: str  #: JSON text; opaque to the store
     at: int = 0  #: set by the store

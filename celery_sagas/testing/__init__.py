@@ -40,6 +40,7 @@ from celery_sagas.testing.contract.interleaving import InterleavingContract  # n
 from celery_sagas.testing.contract.journal import JournalContract  # noqa: E402
 from celery_sagas.testing.contract.outbox import OutboxContract  # noqa: E402
 from celery_sagas.testing.contract.sagas import SagaStoreContract  # noqa: E402
+from celery_sagas.testing.contract.switches import SwitchesContract  # noqa: E402
 from celery_sagas.testing.contract.whole import WholeContract  # noqa: E402
 from celery_sagas.testing.harness.broker import SentMessage  # noqa: E402
 from celery_sagas.testing.harness.crashes import CrashPoint  # noqa: E402
@@ -71,6 +72,7 @@ __all__ = [
     "ScenarioError",
     "ScheduledTimeout",
     "SentMessage",
+    "SwitchesContract",
     "WholeContract",
     "collected",
 ]

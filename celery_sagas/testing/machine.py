@@ -30,10 +30,11 @@ from celery_sagas.testing.plays import (
     PlayedInstance,
     PlayedMessage,
     SettlePlay,
+    SwitchPlay,
     WaitPlay,
     plays,
 )
-from celery_sagas.testing.samples import HOUR, NAMES, Keys, by_key, change, entry, ids, new_record
+from celery_sagas.testing.samples import HOUR, NAMES, Keys, audited, by_key, change, entry, ids, new_record
 
 #: The same games in every run. A game that fails is not made smaller: on a server that takes minutes.
 BOUNDED = settings(
@@ -94,6 +95,8 @@ class StoreMachine(RuleBasedStateMachine):
             case DeliverPlay():
                 count = self.backend.deliveries.count(play.step, play.message_id)
                 assert count == self.model.deliver(play.step, play.message_id)
+            case SwitchPlay():
+                self._switch(play)
             case WaitPlay():
                 self._wait(play)
         if self.backend.has_instances:
@@ -168,6 +171,16 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _commit(self, commit: Callable[[], None], answers: set[str]) -> None:
         assert _answer(commit) in answers
+
+    def _switch(self, play: SwitchPlay) -> None:
+        if not self.backend.has_switches:
+            return
+        self.commits += 1
+        made = audited(entry(), action=play.how, id=f"audit {self.commits}")
+        switches = self.backend.switches
+        changed = switches.hold(play.name, made) if play.how == "hold" else switches.release(play.name, made)
+        assert changed == self.model.switch(play.how, play.name, made)
+        assert switches.held() == sorted(self.model.switches.values())
 
     def _lock(self, play: LockPlay) -> None:
         record = self._found(play.subject)

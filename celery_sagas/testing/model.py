@@ -18,6 +18,7 @@ from celery_sagas.stores.records import (
     OutboxRow,
     Record,
 )
+from celery_sagas.stores.switches import Switch
 from celery_sagas.testing.clock import Clock
 
 #: What a commit comes to, beside the reasons of a RevisionConflict. An empty set of answers: nothing stands in its way.
@@ -58,6 +59,7 @@ class Model:
         self.instances: dict[str, Instance] = {}
         self.journal: dict[tuple[str, str], Entry] = {}
         self.audit: dict[str, AuditEntry] = {}
+        self.switches: dict[str, Switch] = {}
         self.rows: dict[str, ModelRow] = {}
         self.deliveries: dict[tuple[str, str], tuple[int, int]] = {}  #: count and time
 
@@ -233,6 +235,17 @@ class Model:
         """Return the entries of all pages of ``Audit.recent``."""
         wanted = [each for each in self.audit.values() if (not names or each.saga in names) and key in (None, each.key)]
         return sorted(wanted, key=lambda each: (each.at, each.id), reverse=True)
+
+    def switch(self, how: str, name: str, entry: AuditEntry) -> bool:
+        """Answer as ``Switches.hold`` or ``Switches.release``, for few names and a new entry."""
+        if (name in self.switches) == (how == "hold"):
+            return False
+        if how == "hold":
+            self.switches[name] = Switch(name, entry.actor, entry.reason, self._clock())
+        else:
+            del self.switches[name]
+        self.audit[entry.id] = entry._replace(at=self._clock())
+        return True
 
     def history(self, names: Sequence[str], key: str) -> list[Entry]:
         """Answer as ``Journal.history`` without a limit; the order of one time and version is open."""

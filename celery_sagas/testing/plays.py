@@ -111,7 +111,15 @@ class DeliverPlay:
     message_id: str
 
 
-Play = HandlePlay | LockPlay | ClaimPlay | SettlePlay | DeliverPlay | WaitPlay
+@dataclass(frozen=True)
+class SwitchPlay:
+    """Hold or release a saga or a step."""
+
+    how: str
+    name: str
+
+
+Play = HandlePlay | LockPlay | ClaimPlay | SettlePlay | DeliverPlay | SwitchPlay | WaitPlay
 
 _tokens = st.sampled_from(TOKENS)
 _durations = st.integers(0, 6).map(lambda n: n * 1_000 + 500)
@@ -153,6 +161,7 @@ _settles = st.builds(
     delay_ms=_delays,
 )
 _deliveries = st.builds(DeliverPlay, step=st.sampled_from(STEPS), message_id=_message_ids)
+_switches = st.builds(SwitchPlay, how=st.sampled_from(["hold", "release"]), name=st.sampled_from(STEPS))
 _waits = st.builds(
     WaitPlay,
     ms=st.sampled_from([1, 2, 3, 4, 5, 6, 600]).map(lambda seconds: seconds * 1_000),
@@ -161,5 +170,5 @@ _waits = st.builds(
 
 #: One play; most are about instances.
 plays: st.SearchStrategy[Play] = st.one_of(
-    *(_handles, _handles, _handles, _handles), _locks, _claims, _settles, _settles, _deliveries, _waits
+    *(_handles, _handles, _handles, _handles), _locks, _claims, _settles, _settles, _deliveries, _switches, _waits
 )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import KEY, AuditEntry, DeadLetter, Entry, Lookup, Record
+from celery_sagas.stores.switches import Switch
 from celery_sagas.testing.samples import NAMES
 
 OTHER = "parcel"  #: another saga than the one of the samples
@@ -22,6 +23,7 @@ class View:
     rows: int
     dead_letters: tuple[DeadLetter, ...]
     audit: tuple[AuditEntry, ...]
+    switches: tuple[Switch, ...]
 
 
 def view(backend: Backend) -> View:
@@ -35,6 +37,7 @@ def view(backend: Backend) -> View:
         rows=backend.outbox.count(),
         dead_letters=tuple(backend.dead.list(100)),
         audit=backend.audit.recent(100).entries if backend.has_audit else (),
+        switches=tuple(backend.switches.held()) if backend.has_switches else (),
     )
 
 

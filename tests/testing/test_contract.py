@@ -15,6 +15,7 @@ CONTRACTS = [
     testing.BuffersContract,
     testing.InstancesContract,
     testing.AuditContract,
+    testing.SwitchesContract,
     testing.BackendContract,
     testing.InterleavingContract,
     MachineContract,

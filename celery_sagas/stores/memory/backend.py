@@ -14,6 +14,7 @@ from celery_sagas.stores.memory.journal import MemoryJournal
 from celery_sagas.stores.memory.outbox import MemoryOutbox
 from celery_sagas.stores.memory.sagas import MemorySagaStore
 from celery_sagas.stores.memory.state import Clock, MemoryState, wall_clock
+from celery_sagas.stores.memory.switches import MemorySwitches
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import Record
 
@@ -51,6 +52,7 @@ class MemoryBackend(Backend):
         self.buffers = MemoryBuffers(state, clock)
         self.instances = MemoryInstances(state, clock)
         self.audit = MemoryAudit(state, clock)
+        self.switches = MemorySwitches(state, clock)
 
     def prepare(self, *, create_schema: bool, processes: int) -> Sequence[str]:
         if processes > 1:

@@ -10,6 +10,7 @@ from itertools import count
 
 from celery_sagas.stores.memory.buffers import MemoryGroups
 from celery_sagas.stores.records import AuditEntry, DeadLetter, Entry, OutboxRow, Record
+from celery_sagas.stores.switches import Switch
 
 #: Returns the time in milliseconds since the epoch.
 Clock = Callable[[], int]
@@ -127,6 +128,7 @@ class MemoryState:
     locks: dict[str, tuple[str, int]] = field(default_factory=dict)  #: owner and end of a lock, by the instance's id
     journal: dict[tuple[str, str], Entry] = field(default_factory=dict)  #: by (step, message id)
     audit: dict[str, AuditEntry] = field(default_factory=dict)  #: by id
+    switches: dict[str, Switch] = field(default_factory=dict)  #: by name
     outbox: Rows = field(default_factory=Rows)
     deliveries: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)  #: count and time, by (step, message id)
     dead_letters: dict[str, DeadLetter] = field(default_factory=dict)  #: by id

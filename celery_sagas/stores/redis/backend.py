@@ -26,6 +26,7 @@ from celery_sagas.stores.redis.outbox import RedisOutbox
 from celery_sagas.stores.redis.placement import LAYOUT, Placement
 from celery_sagas.stores.redis.sagas import RedisSagaStore
 from celery_sagas.stores.redis.store import Now
+from celery_sagas.stores.redis.switches import RedisSwitches
 
 
 class RedisBackend(Backend):
@@ -63,6 +64,7 @@ class RedisBackend(Backend):
         self.buffers = RedisBuffers(self.client, self._placement, now)
         self.instances = RedisInstances(self.client, self._placement, now)
         self.audit = RedisAudit(self.client, self._placement, now)
+        self.switches = RedisSwitches(self.client, self._placement, now)
         self._operations = Operations(self.client, self._placement, now, super().many)
 
     def __repr__(self) -> str:

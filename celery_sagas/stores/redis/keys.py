@@ -152,6 +152,7 @@ class Shard:
         self.effects = (*self.rows, self.journal, self.order, self.heads, self.completed)
         #: A hash: id -> entry. A sorted set without scores: <at in ms, 16 digits><id>, and ~<digest of saga=key><at><id>.
         self.audit = (f"{tag}:audit", f"{tag}:audit:order")
+        self.switches = f"{tag}:switches"  #: A hash: name of a saga or a step -> switch. Those of all shards are in the first.
         self.buffers = BufferKeys(tag)
 
     def id(self, id: str) -> str:

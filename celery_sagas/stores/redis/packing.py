@@ -12,6 +12,7 @@ from celery_sagas.errors import StoreError, UnreadableState
 from celery_sagas.stores.instances import PENDING, Glance
 from celery_sagas.stores.items import Item, NewItem
 from celery_sagas.stores.records import BOUND_KINDS, KEY, AuditEntry, Change, DeadLetter, Entry, NewRecord, OutboxRow, Record
+from celery_sagas.stores.switches import Switch
 
 #: The end of the year 9999 in milliseconds: the last that Python can represent.
 _LAST_TIME = 253_402_300_799_999
@@ -143,6 +144,20 @@ def unpack_audit(id: str, packed: bytes) -> AuditEntry:
     if len(words) != 10:
         raise Malformed("it names no version")
     return AuditEntry(id, actor, action, reason, saga, key, instance_id, int(words[9]), detail, int(words[0]))
+
+
+def pack_switch(entry: AuditEntry) -> bytes:
+    """Pack the switch that an entry of the audit makes, without its time: the script writes it before it."""
+    return _pack((entry.actor, entry.reason))
+
+
+def unpack_switch(name: str, packed: bytes) -> Switch:
+    """Read a switch; one that is damaged holds all the same, and hides no others."""
+    try:
+        words, (actor, reason) = _split(packed, 1, 2)
+        return Switch(name, actor, reason, _number(words[0]))
+    except ValueError:
+        return Switch(name, "", "", 0)
 
 
 def pack_row(row: OutboxRow, digest: bytes) -> list[bytes | str | int]:

@@ -135,6 +135,10 @@ class Placement:
         numbers = {self._number(key), self._suffix_of(tuple(names), "")} - {"", ALL_SHARDS}
         return [self._by_suffix[number] for number in sorted(numbers)]
 
+    def first(self) -> Shard:
+        """Return the shard that keeps what belongs to no instance."""
+        return self._only() or self.shards[0]
+
     def of_group(self, aggregator: str, group: str) -> Shard:
         """Return the shard that keeps everything of a group."""
         return self._only() or self._by_suffix[self._number(f"{len(aggregator)}:{aggregator}:{group}")]

@@ -27,6 +27,7 @@ from celery_sagas.stores.sql.outbox import SqlOutbox
 from celery_sagas.stores.sql.sagas.sagas import SqlSagaStore
 from celery_sagas.stores.sql.schema import ddl, prepare_schema
 from celery_sagas.stores.sql.shared.transactions import SqlSharedTransactions
+from celery_sagas.stores.sql.switches import SqlSwitches
 
 T = TypeVar("T", bound=Operation)
 
@@ -65,6 +66,7 @@ class SqlBackend(Backend):
         self.buffers = SqlBuffers(self.database)
         self.instances = SqlInstances(self.database)
         self.audit = SqlAudit(self.database)
+        self.switches = SqlSwitches(self.database)
         self.shared: SqlSharedTransactions = SqlSharedTransactions(self.database)
 
     def __repr__(self) -> str:

@@ -17,6 +17,7 @@ from celery_sagas.stores.sql.tables import (
     layout,
     outbox,
     seen_index,
+    switch,
     tried_index,
 )
 
@@ -25,7 +26,7 @@ Query: TypeAlias = Callable[[str], Sequence[Sequence[Any]]]
 
 #: What each layout since the one that leads to this one has added.
 _COLUMNS: Final = (instance.c.touched_in, outbox.c.tried_at)
-_TABLES: Final = (audit,)
+_TABLES: Final = (audit, switch)
 _INDEXES: Final = ((instance, seen_index), (outbox, tried_index), (audit, audit_index), (audit, audit_key_index))
 #: Finds a table.
 _HAS_TABLE: Mapping[str, str] = {

@@ -176,6 +176,16 @@ audit = _table(
     PrimaryKeyConstraint("id", "prefix"),
 )
 
+#: What operators hold: few rows, all of which are read together.
+switch = _table(
+    "saga_switch",
+    _text("name"),
+    _text("actor"),
+    _document("reason"),
+    _time("at"),
+    PrimaryKeyConstraint("prefix", "name"),
+)
+
 #: The counts of redeliveries.
 delivery = _table(
     "saga_delivery",

@@ -11,6 +11,8 @@ Port               Contract
 ``AggregateStore`` ``aggregates``
 ``Buffers``        ``buffers``
 ``Instances``      ``instances``
+``Audit``          ``audit``
+``Switches``       ``switches``
 ``Backend``        ``backend`` and ``many``, of a whole backend
 =================  ===========================================
 

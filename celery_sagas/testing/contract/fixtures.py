@@ -48,6 +48,12 @@ class StoreFixtures:
         return backend
 
     @pytest.fixture
+    def switches(self, backend: Backend) -> None:
+        """Skip the test if the backend has no switches."""
+        if not backend.has_switches:
+            pytest.skip("this backend has no switches")
+
+    @pytest.fixture
     def aggregators(self, backend: Backend) -> None:
         """Skip the test if the backend has no aggregators."""
         if not backend.has_aggregators:

@@ -14,6 +14,7 @@ from celery_sagas.testing.contract.interleaving import InterleavingContract
 from celery_sagas.testing.contract.journal import JournalContract
 from celery_sagas.testing.contract.outbox import OutboxContract
 from celery_sagas.testing.contract.sagas import SagaStoreContract
+from celery_sagas.testing.contract.switches import SwitchesContract
 
 
 class WholeContract:
@@ -61,6 +62,9 @@ class WholeContract:
 
     class TestAudit(Part, AuditContract):
         """``Audit``."""
+
+    class TestSwitches(Part, SwitchesContract):
+        """``Switches``."""
 
     class TestBackend(Part, BackendContract):
         """``Backend``."""

@@ -128,7 +128,7 @@ def test_tables_of_the_release_before_are_migrated(manage: Manage, database: dic
 def test_tables_of_the_layout_between_are_migrated(manage: Manage, database: dict[str, Any]) -> None:
     with closing(SqlBackend(url_of(database), prefix="")) as before:
         layout_5.create(before)
-        add_column, _, _, create_index, *_ = before.migration().split(";\n")
+        add_column, _, _, _, create_index, *_ = before.migration().split(";\n")
         with before.database.connect() as connection:
             for statement in (add_column, create_index, "UPDATE saga_layout SET version = 6"):
                 connection.exec_driver_sql(statement)

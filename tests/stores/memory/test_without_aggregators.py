@@ -17,13 +17,14 @@ class WithoutAudit(WithoutAggregators):
 
     def __init__(self, url: str, *, prefix: str, clock: Any = None) -> None:
         super().__init__(url, prefix=prefix, clock=clock)
-        del self.audit
+        del self.audit, self.switches
 
 
 class TestWithoutAggregators(WholeContract):
     """What aggregators, or operators, need is skipped."""
 
-    TestAggregates = TestAudit = None  # as a backend's author may do, for whom each skipped test is a line of the report
+    # as a backend's author may do, for whom each skipped test is a line of the report
+    TestAggregates = TestAudit = TestSwitches = None
 
     @pytest.fixture
     def new_backend(self) -> NewBackend:
@@ -39,6 +40,13 @@ def test_audit_that_is_not_kept_says_what_to_do() -> None:
     assert not backend.has_audit
     with pytest.raises(ConfigurationError, match=r"in memory://, a backend without Audit\. Keep the saga in another backend"):
         backend.audit.recent(9)
+
+
+def test_switches_that_are_not_kept_say_what_to_do() -> None:
+    backend = WithoutAudit("memory://", prefix="")
+    assert not backend.has_switches
+    with pytest.raises(ConfigurationError, match=r"be held in memory://, a backend without Switches\. Keep the saga in another"):
+        backend.switches.held()
 
 
 @pytest.mark.parametrize("port", ["aggregates", "buffers"])

@@ -18,6 +18,7 @@ SHARD_KEYS = {
     "journal:completed": "hash",
     "audit": "hash",
     "audit:order": "zset",
+    "switches": "hash",
     "outbox": "hash",
     "outbox:due": "zset",
     "outbox:leases": "hash",

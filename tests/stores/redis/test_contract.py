@@ -20,6 +20,7 @@ from celery_sagas.testing import (
     NewBackend,
     OutboxContract,
     SagaStoreContract,
+    SwitchesContract,
 )
 from celery_sagas.testing.contract.many import ManyContract
 from celery_sagas.testing.machine import MachineContract
@@ -47,6 +48,11 @@ class TestInstances(Redis, InstancesContract):
 @pytest.mark.parametrize("url", dict.fromkeys((*EVERY_SERVER, "fake_redis")), indirect=True)
 class TestAudit(Redis, AuditContract):
     """The audit."""
+
+
+@pytest.mark.parametrize("url", dict.fromkeys((*EVERY_SERVER, "fake_redis")), indirect=True)
+class TestSwitches(Redis, SwitchesContract):
+    """The switches."""
 
 
 class TestOutbox(Redis, OutboxContract):

@@ -90,6 +90,8 @@ BIRTH = effects(BORN, *ROWS, line=entry(BORN, outcome="started", version=1))
 CAUSE = BIRTH.entry
 IDS = [row.id for row in ROWS]
 DEAD_LETTER = dead_letter()
+#: What holds, and what changes that.
+HELD, SWITCHED = audited(entry(key="")), audited(entry(key=""))
 OPERATED = [entry(key="42") for _ in range(2)]
 _RENAMED = [new_record(key, names=("purchase",), keys=(("tracking", key),), tags=(TAG,)) for key in ("42", "43", "44")]
 FORMER = [(record, effects(record)) for record in (*_RENAMED, new_record("43", names=("order",)))]
@@ -174,6 +176,11 @@ def operated(backend: Backend) -> None:
         operate(backend, line, id=line.message_id)
 
 
+def held(backend: Backend) -> None:
+    """Let a saga be held."""
+    backend.switches.hold("order", HELD)
+
+
 def delivered(backend: Backend) -> None:
     """Let some messages be delivered twice."""
     for message_id in ("one", "two", "one", "two"):
@@ -235,6 +242,8 @@ OTHERS = [
     Play("fail", claimed, lambda backend, _: [backend.outbox.fail(RELAY, id, "broken", MINUTE) for id in IDS]),
     Play("purge", born, lambda backend, _: backend.journal.purge(-HOUR, 9)),
     Play("purge of the audit", operated, lambda backend, _: backend.audit.purge(-HOUR, 9)),
+    Play("hold", nothing, lambda backend, _: backend.switches.hold("order", SWITCHED)),
+    Play("release what is held", held, lambda backend, _: backend.switches.release("order", SWITCHED)),
     Play("count a delivery", delivered, lambda backend, _: backend.deliveries.count(STEP, "two")),
     Play("forget deliveries", delivered, lambda backend, _: backend.deliveries.purge(-HOUR, 1)),
     Play("note an app", lambda backend: backend.note_app("shop"), lambda backend, _: backend.note_app("billing")),

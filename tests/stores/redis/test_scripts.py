@@ -324,6 +324,20 @@ def _purge_audit(backend: RedisBackend) -> None:
     assert backend.audit.purge(-MINUTE, 2) == 2
 
 
+def _hold(backend: RedisBackend) -> None:
+    assert backend.switches.hold("order", audited(entry()))
+
+
+def _release_what_is_held(backend: RedisBackend) -> None:
+    backend.switches.hold("order.place", audited(entry()))
+    assert backend.switches.release("order.place", audited(entry()))
+
+
+def _read_switches(backend: RedisBackend) -> None:
+    backend.switches.hold("order", audited(entry()))
+    assert [each.name for each in backend.switches.held()] == ["order"]
+
+
 def _count_a_delivery(backend: RedisBackend) -> None:
     for message_id in ("one", "two", "one"):
         backend.deliveries.count(STEP, message_id)
@@ -400,6 +414,9 @@ PLAYS: tuple[Play, ...] = (
     _record_audited,
     _read_audit,
     _purge_audit,
+    _hold,
+    _release_what_is_held,
+    _read_switches,
     _count_a_delivery,
     _forget_deliveries,
     _add_dead_letter,
@@ -642,6 +659,8 @@ def _writes(backend: RedisBackend) -> list[Callable[[], object]]:
         lambda: outbox.hurry(claimed[1:]),
         lambda: backend.journal.purge(-MINUTE, 9),
         lambda: backend.audit.purge(-MINUTE, 9),
+        lambda: backend.switches.hold("order.place", audited(entry())),
+        lambda: backend.switches.release("order.place", audited(entry())),
         lambda: backend.deliveries.count(STEP, "message"),
         lambda: backend.deliveries.purge(-MINUTE, 9),
         lambda: backend.dead.add(added),

@@ -21,6 +21,7 @@ from celery_sagas.testing import (
     NewBackend,
     OutboxContract,
     SagaStoreContract,
+    SwitchesContract,
 )
 from celery_sagas.testing.contract.fixtures import OpenBackend
 from celery_sagas.testing.machine import MachineContract
@@ -93,6 +94,10 @@ class TestInstances(Sql, InstancesContract):
 
 class TestAudit(Sql, AuditContract):
     """The audit."""
+
+
+class TestSwitches(Sql, SwitchesContract):
+    """The switches."""
 
 
 class TestInterleaving(Sql, InterleavingContract):

@@ -31,6 +31,7 @@ DONE = [
     "The column touched_in was added to saga_instance.",
     "The column tried_at was added to saga_outbox.",
     "The table saga_audit was created.",
+    "The table saga_switch was created.",
     "The index saga_instance_seen was made.",
     "The index saga_outbox_tried was made.",
     "The index saga_audit_at was made.",
@@ -123,7 +124,7 @@ def test_migrated_tables_are_those_that_are_created(own_url: str, old: SqlBacken
     old.migrate()
     with closing(SqlBackend(own_url, prefix="", options={"table_prefix": "new_"})) as new:
         new.prepare(create_schema=True, processes=1)
-        for table in ("saga_instance", "saga_outbox", "saga_audit"):
+        for table in ("saga_instance", "saga_outbox", "saga_audit", "saga_switch"):
             assert made(new)[table] == made(old)[table]
         assert new.migrate() == []
 
@@ -134,11 +135,11 @@ def test_printed_statements_do_the_same(old: SqlBackend, orders: list[Record]) -
 
 
 def test_layout_between_is_migrated_too(old: SqlBackend, orders: list[Record]) -> None:
-    add_column, _, _, create_index, *_ = old.migration().split(";\n")
+    add_column, _, _, _, create_index, *_ = old.migration().split(";\n")
     run(old, add_column, create_index, "UPDATE saga_layout SET version = 6, oldest = 5")
     with pytest.raises(ConfigurationError, match=r"layout 6, .* Run `celery -A proj sagas migrate`"):
         old.prepare(create_schema=True, processes=1)
-    assert old.migrate() == [*DONE[1:3], *DONE[4:]]
+    assert old.migrate() == [*DONE[1:4], *DONE[5:]]
     assert_migrated(old, orders)
 
 
@@ -148,7 +149,7 @@ def test_printing_needs_no_server() -> None:
             text = backend.migration()
         assert [text.count(word) for word in ("ALTER TABLE", "CREATE TABLE", "CREATE INDEX", "UPDATE saga_layout")] == [
             2,
-            1,
+            2,
             4,
             1,
         ]
@@ -267,20 +268,20 @@ class TestIndexOfPostgresql:
         with pytest.raises(StoreUnavailable):
             run(old, "CREATE UNIQUE INDEX CONCURRENTLY saga_instance_seen ON saga_instance (saga)")
         dropped = "The index saga_instance_seen was dropped: its making had been interrupted."
-        assert old.migrate() == [*DONE[1:3], dropped, *DONE[3:]]
+        assert old.migrate() == [*DONE[1:4], dropped, *DONE[4:]]
         assert_migrated(old, orders)
 
     def test_one_that_is_lost_later_is_made_anew(self, old: SqlBackend, orders: list[Record]) -> None:
         old.migrate()
         run(old, "DROP INDEX saga_instance_seen")
-        assert old.migrate() == [DONE[3]]
+        assert old.migrate() == [DONE[4]]
         assert_migrated(old, orders)
 
     def test_one_that_the_server_still_makes(
         self, own_url: str, old: SqlBackend, orders: list[Record], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """It waits for a transaction, as it does for a process that was killed."""
-        add_column, _, _, create_index, *_ = old.migration().split(";\n")
+        add_column, _, _, _, create_index, *_ = old.migration().split(";\n")
         run(old, add_column)
         with closing(SqlBackend(own_url, prefix="")) as writer, writer.database.connect() as writing:
             writing.exec_driver_sql("BEGIN")
@@ -296,7 +297,7 @@ class TestIndexOfPostgresql:
                 making.join()
 
             monkeypatch.setattr(migration.time, "sleep", end)
-            assert old.migrate() == [*DONE[1:3], *DONE[4:]]
+            assert old.migrate() == [*DONE[1:4], *DONE[5:]]
         assert_migrated(old, orders)
 
 

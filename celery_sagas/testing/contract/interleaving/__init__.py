@@ -14,7 +14,7 @@ from typing import ClassVar, Protocol, TypeAlias, TypeVar
 
 import pytest
 
-from celery_sagas.errors import AlreadyHandled, LeaseLost, NotBuffered, RevisionConflict, StoreUnavailable
+from celery_sagas.errors import AlreadyHandled, LeaseLost, NotBuffered, RevisionConflict, StoreError, StoreUnavailable
 from celery_sagas.stores.aggregates import can_send
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.ports import Backend
@@ -22,6 +22,9 @@ from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.contract.fixtures import NewBackend, StoreFixtures
 from celery_sagas.testing.contract.interleaving.buffers import OPERATIONS, RIVALS, BufferMove, BufferWorld, end_lease_and_send
 from celery_sagas.testing.contract.interleaving.sagas import RACES, Move, World
+from celery_sagas.testing.contract.interleaving.switches import OPERATIONS as SWITCHING
+from celery_sagas.testing.contract.interleaving.switches import RIVALS as SWITCHES_RIVALS
+from celery_sagas.testing.contract.interleaving.switches import FullWorld, SwitchMove, SwitchWorld, hold, hold_third
 
 #: The result of a side that wrote nothing because the database undid it for the other, or that was never run.
 GAVE_WAY = "gave way"
@@ -94,6 +97,19 @@ class InterleavingContract(StoreFixtures):
         strange = list(self._strange(backend, rival, clock, BufferWorld, operation, rivals))
         assert not strange, "\n".join(strange)
 
+    @pytest.mark.usefixtures("switches")
+    @pytest.mark.parametrize("operation", SWITCHING, ids=lambda operation: operation.__name__)
+    def test_outcome_on_a_switch_is_that_of_a_serial_order(
+        self, backend: Backend, rival: Backend, clock: Clock, operation: SwitchMove
+    ) -> None:
+        strange = list(self._strange(backend, rival, clock, SwitchWorld, operation, SWITCHES_RIVALS))
+        assert not strange, "\n".join(strange)
+
+    @pytest.mark.usefixtures("switches")
+    def test_switches_do_not_pass_their_limit_together(self, backend: Backend, rival: Backend, clock: Clock) -> None:
+        strange = list(self._strange(backend, rival, clock, FullWorld, hold, [hold_third]))
+        assert not strange, "\n".join(strange)
+
     def _strange(
         self,
         backend: Backend,
@@ -164,6 +180,8 @@ def _result(move: Side[S], backend: Backend, scene: S) -> object:
         return GAVE_WAY
     except RevisionConflict as exc:
         return GAVE_WAY if exc.reason == "deadlock" else exc.reason
+    except StoreError as exc:
+        return str(exc)
 
 
 def _serial_outcome(scene: S, now: int, sides: tuple[Side[S], Side[S]], order: tuple[int, ...]) -> Outcome:
