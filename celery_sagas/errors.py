@@ -394,6 +394,21 @@ class NewerState(StoreUnavailable):
 
 
 @dataclass(eq=False, repr=False)
+class StepHeld(StoreError):
+    """Raised when an operator holds a step, or all steps of its saga: the message waits until it is released."""
+
+    retry = Retry.LATER
+    step: str
+    name: str  #: what is held: the step, or its saga
+    actor: str
+    reason: str
+
+    def __str__(self) -> str:
+        which = "is held" if self.name == self.step else f"is held with all steps of {self.name}"
+        return _sentences(f"{self.step} {which}, by {self.actor}: {self.reason}", "Nothing was handled")
+
+
+@dataclass(eq=False, repr=False)
 class UnreadableState(StoreError):
     """Raised when a stored state can be neither decoded nor validated."""
 

@@ -42,6 +42,7 @@ SAMPLES = {
     errors.StillUnsent: ("order.place", "m1", 3),
     errors.StoreUnavailable: ("redis://localhost", "ConnectionError: refused"),
     errors.NewerState: ("order", "42", 3, 2, "pending map format"),
+    errors.StepHeld: ("order.charge", "order", "ann", "the bank is closed"),
     errors.UnreadableState: ("order", "42", "Field required: total"),
     errors.UnreadableItem: ("shop.store", "d1", "m1", [["celsius", "Field required"]]),
     errors.ItemRejected: ("shop.store", "d1", "m1", "no such shop"),
@@ -63,6 +64,7 @@ RETRY = {
         errors.StoreUnavailable,
         errors.NewerState,
         errors.TooManyDeferred,
+        errors.StepHeld,
         errors.BufferFull,
     },
 }

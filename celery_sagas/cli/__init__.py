@@ -21,6 +21,7 @@ from celery_sagas.cli.schema import schema
 from celery_sagas.cli.show import show
 from celery_sagas.cli.stats import stats
 from celery_sagas.cli.stuck import stuck
+from celery_sagas.cli.switches import held, hold, release
 from celery_sagas.cli.timeline import timeline
 from celery_sagas.cli.trying import try_step
 from celery_sagas.worker.process import control
@@ -35,7 +36,7 @@ def sagas() -> None:
 
 
 sagas.add_command(activity)
-for act in (answer, fire, patch, pause, resume, skip, terminate):
+for act in (answer, fire, hold, patch, pause, release, resume, skip, terminate):
     sagas.add_command(act)
 sagas.add_command(aggregates)
 sagas.add_command(audit)
@@ -45,6 +46,7 @@ sagas.add_command(doctor)
 sagas.add_command(act_on_each)
 sagas.add_command(export)
 sagas.add_command(graph)
+sagas.add_command(held)
 sagas.add_command(list_instances)
 sagas.add_command(migrate)
 sagas.add_command(relay)

@@ -13,6 +13,7 @@ from celery_sagas.cli.ages import milliseconds
 from celery_sagas.cli.app import opened, saga_named
 from celery_sagas.clock import time_s
 from celery_sagas.errors import StoreUnavailable
+from celery_sagas.operate.switching import name_in
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import AuditEntry
 from celery_sagas.worker.runtime import Runtime
@@ -91,4 +92,5 @@ class _Audits:
 
 
 def _row(entry: AuditEntry) -> tables.Row:
-    return tables.time(entry.at), entry.actor, entry.action, entry.saga, entry.key, str(entry.version or "-"), entry.reason
+    subject = name_in(entry) or entry.saga
+    return tables.time(entry.at), entry.actor, entry.action, subject, entry.key, str(entry.version or "-"), entry.reason

@@ -7,11 +7,14 @@ import click
 
 from celery_sagas.cli import tables
 from celery_sagas.cli.app import opened
+from celery_sagas.cli.switches import print_held
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.listing import count_live
 from celery_sagas.errors import StoreUnavailable
 from celery_sagas.operate.spans import span
+from celery_sagas.operate.switching import held_in
 from celery_sagas.stores.ports import Backend
+from celery_sagas.stores.switches import Switch
 from celery_sagas.worker.runtime import Runtime
 
 _SAGAS = ("SAGA", "INSTANCES", "OLDEST CHANGE")
@@ -19,10 +22,10 @@ _BACKENDS = ("BACKEND", "DUE", "OLDEST DUE", "NOT HANDLED OR FAILED", "DEAD LETT
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON object in each line: of a saga, or of a backend.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object in each line: of a saga, of a backend, or of a switch.")
 @click.pass_context
 def stats(context: click.Context, as_json: bool) -> None:
-    """Count the instances of each saga, and in each backend the messages in the outbox and the dead letters.
+    """Count the instances of each saga, and in each backend the messages in the outbox and the dead letters; show what is held.
 
     Messages that are DUE are about to be published. The next column counts those that were not handled yet, or have failed.
     """
@@ -44,6 +47,7 @@ def _facts(runtime: Runtime) -> tuple[list[dict[str, Any]], list[StoreUnavailabl
     for backend in runtime.backends:
         try:
             facts += [*_of_sagas(backend, runtime.backends.sagas_in(backend)), _of_backend(backend)]
+            facts += map(_of_switch, held_in(backend))
         except StoreUnavailable as exc:
             away.append(exc)
     return facts, away
@@ -73,12 +77,19 @@ def _of_backend(backend: Backend) -> dict[str, Any]:
     }
 
 
+def _of_switch(switch: Switch) -> dict[str, Any]:
+    return {"held": switch.name, "actor": switch.actor, "reason": switch.reason, "at": switch.at}
+
+
 def _print(facts: Sequence[dict[str, Any]]) -> None:
     sagas = [(each["saga"], tables.count(each["instances"]), _ago(each["oldest_change_ms"])) for each in facts if "saga" in each]
     tables.print_table(_SAGAS, sagas, "The app defines no sagas.")
     click.echo()
     numbers = [_numbers(each) for each in facts if "backend" in each]
     tables.print_table(_BACKENDS, numbers, "No backend answers.")
+    if held := [Switch(*each.values()) for each in facts if "held" in each]:
+        click.echo()
+        print_held(held)
 
 
 def _numbers(facts: dict[str, Any]) -> tables.Row:

@@ -8,10 +8,11 @@ import click
 from celery_sagas.cli import tables
 from celery_sagas.cli.ages import milliseconds
 from celery_sagas.cli.app import opened, saga_named
+from celery_sagas.cli.switches import RELEASE
 from celery_sagas.errors import StoreUnavailable
 from celery_sagas.operate.explain import Verdict
 from celery_sagas.operate.spans import span
-from celery_sagas.operate.stuck import Look, Trouble, each_once
+from celery_sagas.operate.stuck import HELD, Look, Trouble, each_once
 from celery_sagas.worker.runtime import Runtime
 
 #: The exit status if there is trouble.
@@ -20,6 +21,7 @@ _COLUMNS = ("VERDICT", "SAGA", "KEY", "SINCE", "WHAT")
 #: The commands that help, by verdict.
 _SHOW = "celery -A proj sagas show SAGA KEY    shows one instance, and what helps"
 _HINTS = {
+    HELD: RELEASE,
     Verdict.PAUSED.value: "celery -A proj sagas resume SAGA KEY --reason WHY    lets a paused instance go on",
     **dict.fromkeys((Verdict.OVERDUE.value, Verdict.DEFERRED.value, Verdict.OPEN.value, Verdict.IDLE.value), _SHOW),
     Verdict.UNSENT.value: "celery -A proj inspect sagas_relay    shows which relays run, and what they meet",
@@ -37,8 +39,8 @@ _HINTS = {
 @click.option("--json", "as_json", is_flag=True, help="One JSON object in each line.")
 @click.pass_context
 def stuck(context: click.Context, name: str | None, idle: int | None, late: int, limit: int, as_json: bool) -> None:
-    """Show what does not go on: timeouts that are late, messages that cannot be published, dead letters, paused instances, and
-    those that no message has changed for longer than the max_idle of their saga.
+    """Show what does not go on: held steps, timeouts that are late, messages that cannot be published, dead letters, paused
+    instances, and those that no message has changed for longer than the max_idle of their saga.
 
     The exit status is 3 if there is something, 1 if a backend is away.
     """

@@ -4,6 +4,7 @@ from celery_sagas.engine.acts.acting import Done
 from celery_sagas.operate.dead_letters import DeadLetters, Treated
 from celery_sagas.operate.operator import OperatedInstance, Operator
 from celery_sagas.operate.outgoing import Call, OutgoingMessage
+from celery_sagas.operate.switching import Switched
 from celery_sagas.operate.trying import Tried
 
-__all__ = ["Call", "DeadLetters", "Done", "OperatedInstance", "Operator", "OutgoingMessage", "Treated", "Tried"]
+__all__ = ["Call", "DeadLetters", "Done", "OperatedInstance", "Operator", "OutgoingMessage", "Switched", "Treated", "Tried"]

@@ -26,6 +26,7 @@ from celery_sagas.engine.acts.acting import ACTOR_CHARACTERS, REASON_CHARACTERS,
 from celery_sagas.engine.instance import lookup_in, shown_property
 from celery_sagas.engine.query import lookup_of
 from celery_sagas.errors import MisuseError, SagaNotFound, UnreadableState
+from celery_sagas.operate import switching
 from celery_sagas.operate.answering import Sent, answer_to, failure_to, failure_to_requester
 from celery_sagas.operate.arriving import meant_for, message_to
 from celery_sagas.operate.choosing import chosen_of, matching
@@ -33,6 +34,7 @@ from celery_sagas.operate.dead_letters import DeadLetters
 from celery_sagas.operate.explain import explain
 from celery_sagas.operate.patching import patched
 from celery_sagas.operate.reading import read_facts
+from celery_sagas.operate.switching import Switched
 from celery_sagas.operate.trying import Tried, try_message
 from celery_sagas.operate.view import view_of
 from celery_sagas.operate.where import where_of
@@ -152,6 +154,44 @@ class Operator:
         if isinstance(found, UnreadableState):
             raise found
         return OperatedInstance(self, saga, lookup_in(saga, ID, found.id))
+
+    def hold(self, saga_or_step: type[Saga] | Step[Any, ..., Any] | str, /, reason: str) -> Switched:
+        """Have the messages of a step, or of all steps of a saga, wait in all workers, until it is released.
+
+        A worker sees it after a second at most; what it is handling then, it handles. Timeouts, answers and deadlines wait, too.
+        Nothing is lost, and no clock stops. One that is held already stays as it is.
+
+        Args:
+            saga_or_step: The saga's class, the step, or the name of either.
+            reason: Why; at most 2,000 characters.
+
+        Raises:
+            MisuseError: It is no saga and no step of the app.
+            ConfigurationError: The backend of the saga has no switches.
+            StoreError: It is unknown whether it was done; or 100 others are held.
+        """
+        return self._switched("held", switching.hold, saga_or_step, reason)
+
+    def release(self, saga_or_step: type[Saga] | Step[Any, ..., Any] | str, /, reason: str) -> Switched:
+        """Have the messages of a step, or of a saga, that is held handled again: each when its delay is over.
+
+        Args:
+            saga_or_step: The saga's class, the step, or the name of either; also a name that the app no longer defines.
+            reason: Why; at most 2,000 characters.
+
+        Raises:
+            MisuseError: It is no saga and no step of the app, and not held.
+            ConfigurationError: The backend of the saga has no switches.
+            StoreError: It is unknown whether it was done.
+        """
+        return self._switched("released", switching.release, saga_or_step, reason)
+
+    def _switched(self, what: str, act: Callable[..., Switched], saga_or_step: Any, reason: str) -> Switched:
+        checked_text("reason", reason, REASON_CHARACTERS)
+        done = act(runtime_of(self.app), saga_or_step, self.actor, reason, dry_run=self.dry_run)
+        if done.changed:
+            logger.info("%s is %s, by %s: %s", done.name, what, self.actor, reason)
+        return done
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from celery_sagas.core.pending import PAUSED
 from celery_sagas.core.registry import registry
@@ -17,6 +17,7 @@ from celery_sagas.operate.facts import Facts, is_left_alone
 from celery_sagas.operate.groups import GROUPED, grouped
 from celery_sagas.operate.reading import facts_at
 from celery_sagas.operate.spans import span
+from celery_sagas.operate.switching import held_in
 from celery_sagas.stores.instances import MOST, Glance
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import ID, DeadLetter, Lookup, OutboxGlance
@@ -27,19 +28,21 @@ _ERROR = 100
 _PAGES = 10
 #: How many instances of a saga with ``max_idle`` are looked at, of which something may be sure to come to most.
 _LOOKED_AT = 100_000
+#: The verdict about a saga, or a step, that an operator holds.
+HELD: Final = "held"
 
 
 class Trouble(NamedTuple):
     """Something that does not go on. Its texts may have stored text in them, as it is."""
 
-    verdict: str  #: as ``explain`` says it
+    verdict: str  #: as ``explain`` says it; or ``HELD``
     saga: str  #: the stored name; empty: it is of none, or of several
     key: str  #: empty: it is of no instance, of several, or of one that is gone or cannot be read
     id: str  #: of the instance; empty: it is of none, or of several
     since: int  #: milliseconds since the epoch
     for_ms: int  #: how long ago that was, by the store's clock, in milliseconds
     task: str  #: to which a message goes; empty: it is about none
-    messages: int  #: how many
+    messages: int  #: how many; 0: that is not known
     sentence: str
 
 
@@ -71,8 +74,24 @@ class Look:
             ConfigurationError: Idle instances are asked for, or a saga has ``max_idle``, and the backend lists none.
         """
         now = self.backend.outbox.time()
-        found = self._paused(now), self._of_rows(now), self._of_dead_letters(now), self._left_alone(now), self._idle(now)
+        found = (
+            self._held(now),
+            self._paused(now),
+            self._of_rows(now),
+            self._of_dead_letters(now),
+            self._left_alone(now),
+            self._idle(now),
+        )
         return each_once(trouble for part in found for trouble in part)
+
+    def _held(self, now: int) -> Iterator[Trouble]:
+        """Yield what operators hold."""
+        for switch in held_in(self.backend):
+            step, saga = registry.step_named(switch.name), registry.saga_named(switch.name)
+            saga = step.saga if step else saga
+            if saga in self.sagas or self.is_whole:
+                subject = (saga.name if saga else "", "", "", switch.at, now - switch.at, step.name if step else "")
+                yield Trouble(HELD, *subject, 0, f"{switch.actor} holds {switch.name}: {switch.reason}")
 
     def _paused(self, now: int) -> Iterator[Trouble]:
         if not self.backend.has_instances:

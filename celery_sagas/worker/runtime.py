@@ -23,6 +23,7 @@ from celery_sagas.engine.handling import Services
 from celery_sagas.engine.outbox.dispatch import Dispatcher
 from celery_sagas.engine.outcomes import Outcome
 from celery_sagas.engine.requests.gathering import Gathering
+from celery_sagas.engine.switchboard import Switchboard
 from celery_sagas.errors import ConfigurationError
 from celery_sagas.forks import WORK
 from celery_sagas.settings import is_default_backend, read_settings
@@ -81,7 +82,8 @@ class Runtime:
         lease_ms, retention_ms = int(settings.lease_ttl * 1000), int(self.retention_s(backend) * 1000)
         answers = backend if backend.has_aggregators else self.batches
         end = partial(publish_gathered, app, self.publisher)
-        return _Opened(services, Gathering(backend, answers, end, lease_ms, retention_ms, most_bytes))
+        gathering = Gathering(backend, answers, end, lease_ms, retention_ms, most_bytes)
+        return _Opened(services, gathering, Switchboard(backend))
 
     @property
     def backend(self) -> Backend:
@@ -110,6 +112,14 @@ class Runtime:
             ConfigurationError: The settings do not have the backend that it names.
         """
         return self._opened[self.backends.of(saga)].services
+
+    def switchboard_of(self, saga: SagaDefinition) -> Switchboard:
+        """Return what knows which steps of a saga are held.
+
+        Raises:
+            ConfigurationError: The settings do not have the backend that it names.
+        """
+        return self._opened[self.backends.of(saga)].switchboard
 
     def gathering_of(self, saga: SagaDefinition) -> Gathering:
         """Return what collects the answers to the gathers of a saga.
@@ -200,6 +210,7 @@ class _Opened(NamedTuple):
 
     services: Services
     gathering: Gathering
+    switchboard: Switchboard
 
 
 def _revoke(app: Celery, ids: Sequence[str]) -> None:

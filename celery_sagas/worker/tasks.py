@@ -120,6 +120,7 @@ def _refuse_inline(step: StepDefinition, request: Any) -> None:
 def _handle(task: StepTask, request: Any, session: Session, bound: Mapping[str, Any]) -> Any:
     step, runtime = task.saga_step, runtime_of(task.app)
     try:
+        runtime.switchboard_of(step.saga).check(step)
         delivery = delivery_of(task, request, session, bound, runtime)
         outcome = handle(runtime.services_of(step.saga), delivery)
     except TooManyDeferred as exc:

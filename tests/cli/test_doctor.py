@@ -11,7 +11,7 @@ from celery import Celery
 from celery_sagas import Saga
 from celery_sagas.operate.doctor import asking, configuration, stores, workers
 from celery_sagas.stores.memory.backend import MemoryBackend
-from celery_sagas.testing.samples import dead_letter, outgoing, send
+from celery_sagas.testing.samples import audited, dead_letter, entry, outgoing, send
 from tests.apps import NewApp, backend_of
 from tests.cli.test_describe import run
 from tests.cli.test_show import HOSTILE
@@ -70,6 +70,8 @@ class TestEachStore:
         found.pop("D19", "")
         found.pop("D20", "")
         assert found == dict.fromkeys(["D21", "D10", "D12", "D14", "D17", "D18", "D22"], "OK")
+        backend_of(stored_app).switches.hold("order", audited(entry()))
+        assert levels(stored_app)["D23"] == "WARN"
 
     def test_what_is_wrong_there(self, stored_app: Celery, order: Any) -> None:
         backend = backend_of(stored_app)

@@ -13,7 +13,10 @@ from tests.cli.test_describe import run
         ["activity"],
         ["aggregates", "list"],
         ["dead", "list"],
+        ["held"],
+        ["hold", "order", "--reason", "why"],
         ["relay"],
+        ["release", "order", "--reason", "why"],
         ["schema"],
         ["show", "order", "1"],
         ["stats"],
@@ -43,7 +46,7 @@ def test_wrong_setting_is_one_of_several_findings(app: Celery) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["activity"], ["aggregates", "list"], ["dead", "list"], ["show", "order", "1"], ["stuck"], ["try", "order.pay"]],
+    [["activity"], ["aggregates", "list"], ["dead", "list"], ["held"], ["show", "order", "1"], ["stuck"], ["try", "order.pay"]],
     ids=" ".join,
 )
 def test_connections_are_closed(app: Celery, words: list[str]) -> None:

@@ -6,12 +6,16 @@ from typing import Any, assert_type
 from celery import Celery
 
 from celery_sagas import Saga
-from celery_sagas.operate import Call, DeadLetters, Done, OperatedInstance, Operator, OutgoingMessage, Treated, Tried
+from celery_sagas.operate import Call, DeadLetters, Done, OperatedInstance, Operator, OutgoingMessage, Switched, Treated, Tried
 
 
 class Order(Saga, correlate_by="order_id", also_by="tracking"):
     order_id: str
     tracking: str | None = None
+
+
+@Order.starts
+def place(order: Order, order_id: str) -> None: ...
 
 
 @Order.handles
@@ -55,3 +59,12 @@ assert_type(tried.error, Exception | None)
 order.reindex("search_by has carrier", expected_version=4)
 done = order.pause("again")
 assert_type((done.saga, done.key, done.version, done.changed, done.text), tuple[str, str, int, bool, str])
+
+assert_type(ann.hold(Order, "the bank is closed"), Switched)
+assert_type(ann.hold(place, reason="the bank is closed"), Switched)
+assert_type(ann.release("order.place", "it is open"), Switched)
+ann.hold(Order)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+ann.hold(7, "why")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+ann.release(int, "why")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+switched = ann.release(place, "it is open")
+assert_type((switched.name, switched.changed, switched.text, switched.planned), tuple[str, bool, str, bool])

@@ -96,6 +96,7 @@ class Store:
     newer: Mapping[str, tuple[int, int]] = field(
         default_factory=dict
     )  #: by saga: a schema version beyond all code, and the code's
+    held: Sequence[str] = ()  #: sagas and steps that operators hold
 
 
 class Relay(NamedTuple):

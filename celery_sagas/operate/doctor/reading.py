@@ -18,6 +18,7 @@ from celery_sagas.errors import ConfigurationError, DefinitionError, SagaError
 from celery_sagas.operate.doctor.facts import Broker, Configuration, Store
 from celery_sagas.operate.explain import LATE_MS
 from celery_sagas.operate.graphs import registered_graph
+from celery_sagas.operate.switching import held_in
 from celery_sagas.settings import Settings, is_default_backend, read_settings
 from celery_sagas.stores.health import Subject
 from celery_sagas.stores.instances import MOST
@@ -241,6 +242,7 @@ def _stored(
         journal_ms=now - oldest_at if oldest_at else 0,
         retention_ms=int(retention_s(settings, backend) * 1000),
         newer=dict(_newer(backend, sagas, known)) if backend.has_instances else {},
+        held=[switch.name for switch in held_in(backend)],
     )
 
 

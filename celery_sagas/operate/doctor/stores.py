@@ -96,6 +96,12 @@ def _newer(facts: Store) -> Iterator[Found]:
         yield Found(Level.WARN, sentence, "Deploy the code that has written them, to all workers")
 
 
+def _held(facts: Store) -> Iterator[Found]:
+    if facts.held:
+        sentence = f"Operators hold {named(facts.held)}: messages wait until they release it"
+        yield Found(Level.WARN, sentence, "celery -A proj sagas held    shows by whom, since when, and why")
+
+
 #: For each backend.
 REACHED: Final = (
     Rule[Store]("D10", lambda facts: "The store answers, and what is stored has a layout on which this release runs.", _reached),
@@ -112,4 +118,5 @@ STORED: Final = (
     Rule[Store]("D17", lambda facts: "There are no dead letters, and no timeout is late.", _late),
     Rule[Store]("D18", lambda facts: "The journal has no entries that should be gone.", _journal),
     Rule[Store]("D22", lambda facts: "Running code knows the schema versions of the instances that changed last.", _newer),
+    Rule[Store]("D23", lambda facts: "", _held),
 )

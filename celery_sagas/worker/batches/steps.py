@@ -81,15 +81,21 @@ def consumer_for(task: Any, consumer: Any) -> Any:
 
 
 class _Message:
-    """A message in the process that handles it, with the request of its task."""
+    """A message in the process that handles it, with the request of its task.
+
+    Raises:
+        StepHeld: Its step is held: its task has it wait.
+    """
 
     def __init__(self, app: Celery, runtime: Runtime, described: Mapping[str, Any]) -> None:
         tasks: Any = app.tasks
         self.task: Any = tasks[described["task"]]
+        step = self.task.saga_step
+        runtime.switchboard_of(step.saga).check(step)
         self.request: Any = Context(dict(described), called_directly=False, is_eager=False)
         mark_batched(self.request)
         args, kwargs = described["args"], described["kwargs"]
-        bound = self.task.saga_step.arguments.bind(args, kwargs)
+        bound = step.arguments.bind(args, kwargs)
         delivery = delivery_of(self.task, self.request, session_of(self.request), bound, runtime)
         self._call, self._has_run = delivery.call, False
         self._context = copy_context()

@@ -1,4 +1,4 @@
-"""When a row of the outbox was tried first, and the audit: a column and a table, which the release before lacks."""
+"""When a row of the outbox was tried first, the audit, and the switches: a column and tables, which the release before lacks."""
 
 from django.db import migrations
 
