@@ -11,6 +11,7 @@ from rich.console import Console
 
 from celery_sagas.errors import SagaError
 from example_project import display
+from example_project.night import operate
 from example_project.premises import Premises
 from example_project.scenarios import plan, plan_trips
 from example_project.shop import Day, run
@@ -24,15 +25,26 @@ from example_project.worker import ShopError
 @click.option("--backend", help="The saga backend's URL, such as postgresql:// or redis://.  [default: SQLite in that folder]")
 @click.option("--concurrency", type=click.IntRange(min=1), default=2, show_default=True, help="Processes of the worker.")
 @click.option("--timeout", type=click.FloatRange(min=1), default=120, show_default=True, help="Seconds that it may take.")
+@click.option("--operate", "is_night", is_flag=True, help="Have orders stop instead, find them, and let them go on.")
 @click.option("--json", "as_json", is_flag=True, help="Print nothing but a summary as JSON.")
 def main(
-    orders: int, trips: int, broker: str | None, backend: str | None, concurrency: int, timeout: float, as_json: bool
+    orders: int,
+    trips: int,
+    broker: str | None,
+    backend: str | None,
+    concurrency: int,
+    timeout: float,
+    is_night: bool,
+    as_json: bool,
 ) -> None:
     """Run a shop on a Celery worker of its own, and check that every order and trip is in the state that it must be in."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stop the worker, too
     console, began, placed, booked = Console(quiet=as_json), time.monotonic(), plan(orders), plan_trips(trips)
     try:
         with Premises(broker, backend) as premises:
+            if is_night:
+                problems = operate(premises, concurrency=concurrency, timeout=timeout, show=click.echo)
+                raise click.exceptions.Exit(1 if problems else 0)
             announce(console, premises, f"{orders} orders, {trips} trips")
             with display.LiveProgress([*placed, *booked], console) as progress:
                 day = run(placed, booked, premises, concurrency=concurrency, timeout=timeout, watch=progress.show)

@@ -186,3 +186,13 @@ def pid_of_worker(clone: Path) -> int:
         return [pid for pidfile in temporary(clone).glob("*/worker.pid") if (pid := pidfile.read_text().strip())]
 
     return int(wait_until(written, "a pidfile of a worker")[0])
+
+
+def test_a_night_is_over_when_nothing_is_stuck(clone: Path) -> None:
+    code, output, errors = run(clone, "--operate")
+    assert code == 0, errors
+    found, *_, left, audit = output.removeprefix("$ ").split("\n$ ")
+    assert [line.split()[0] for line in found.splitlines()[2:5]] == ["held", "paused", "failing"]
+    assert left.splitlines()[1] == "Nothing is stuck."
+    assert sorted(line.split()[4] for line in audit.strip().splitlines()[2:]) == ["discard", "hold", "pause", "release", "resume"]
+    assert list(temporary(clone).iterdir()) == []
