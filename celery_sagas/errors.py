@@ -405,7 +405,7 @@ class StepHeld(StoreError):
 
     def __str__(self) -> str:
         which = "is held" if self.name == self.step else f"is held with all steps of {self.name}"
-        return _sentences(f"{self.step} {which}, by {self.actor}: {self.reason}", "Nothing was handled")
+        return _sentences(f"{self.step} {which}, by {self.actor!r}: {self.reason!r}", "Nothing was handled")
 
 
 @dataclass(eq=False, repr=False)

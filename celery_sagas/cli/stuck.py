@@ -1,6 +1,7 @@
 """``celery sagas stuck``: what does not go on, and what helps."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import click
@@ -45,21 +46,24 @@ def stuck(context: click.Context, name: str | None, idle: int | None, late: int,
     The exit status is 3 if there is something, 1 if a backend is away.
     """
     with opened(context) as runtime:
-        troubles, away = _look(runtime, name, partial(Look, limit=limit, idle_ms=idle, late_ms=late))
+        looks = _looks(runtime, name, partial(Look, limit=limit, idle_ms=idle, late_ms=late))
+        troubles, away = _look(looks)
     if as_json:
         tables.print_json(each._asdict() for each in troubles)
     else:
         _print(troubles, is_whole=not away)
+    if any(look.cut for look in looks) or limit in Counter(each.verdict for each in troubles).values():
+        click.echo(f"There may be more: of each kind {limit} are shown at most (--limit).", err=True)
     for error in away:
         click.echo(f"Error: {tables.block(str(error))}", err=True)
     if away or troubles:
         raise click.exceptions.Exit(1 if away else FOUND)
 
 
-def _look(runtime: Runtime, name: str | None, look_at: Callable[..., Look]) -> tuple[list[Trouble], list[StoreUnavailable]]:
+def _look(looks: Sequence[Look]) -> tuple[list[Trouble], list[StoreUnavailable]]:
     """Return the troubles in all backends, and the errors of those that are away."""
     troubles, away = list[Trouble](), list[StoreUnavailable]()
-    for look in _looks(runtime, name, look_at):
+    for look in looks:
         try:
             troubles += look.troubles()
         except StoreUnavailable as exc:

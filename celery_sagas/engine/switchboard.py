@@ -69,7 +69,7 @@ class Switchboard:
         if now - logged_at.get(switch, -LOG_EVERY_S) < LOG_EVERY_S:
             return
         self._logged_at = {each: at for each, at in logged_at.items() if each in self._held.values()} | {switch: now}
-        logger.warning("messages to %s wait: %s holds %s: %s", step.name, switch.actor, switch.name, switch.reason)
+        logger.warning("messages to %s wait: %r holds %s: %r", step.name, switch.actor, switch.name, switch.reason)
 
 
 def find_switch(held: Mapping[str, Switch], step: StepDefinition) -> Switch | None:

@@ -32,7 +32,7 @@ class DeadLetters:
     """The dead letters, as an operator acts on them for a reason.
 
     The entry of the audit is committed before anything is sent or removed: an act that fails then has its entry as well, and is
-    repeated. All that one dead letter is retried, or discarded, is one entry, with the first reason.
+    repeated. What the same operator repeats for the same reason is one entry.
 
     Both acts raise these errors:
 
@@ -88,7 +88,7 @@ class DeadLetters:
             "error": dead_letter.error,
         }
         act = {"act": action, "actor": self.actor, "because": self.reason}
-        id = derived_id(dead_letter.id, action)
+        id = derived_id(dead_letter.id, f"{action} {dead_letter.at} {self.actor}: {self.reason}")
         step, outcome = ".".join(filter(None, (saga, OPERATOR))), Kind.OPERATED.value
         whose = saga, instance.key, instance.id, 0
         entry = Entry(step, id, instance.run_id, outcome, *whose, to_json({**act, **about}).decode())

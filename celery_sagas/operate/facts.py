@@ -130,14 +130,20 @@ def _due_of(facts: Facts, pending: Pending) -> Iterator[Due]:
         yield Due(What.THEN, undoing.then.task, at, undoing.then_row, undoing.then.task)
 
 
-def is_left_alone(facts: Facts) -> bool:
-    """Return whether nothing is sure to come to an instance that nobody has paused; not if its pending map cannot be read."""
+def is_left_alone(facts: Facts, late_ms: int) -> bool:
+    """Return whether nothing is sure to come to an instance that nobody has paused; not if its pending map cannot be read.
+
+    Args:
+        facts: The instance.
+        late_ms: What is due for longer, in milliseconds, is not sure to come.
+    """
     pending = facts.pending
     if pending is None:
         return False
     has_wake = any(deferred.row for deferred in pending.deferred)
     has_retry = any(request.sent_at > facts.now for request in facts.requests)
-    return not (pending.paused or has_wake or has_retry or due_of(facts))
+    is_sure = any(due.at >= facts.now - late_ms for due in due_of(facts))
+    return not (pending.paused or has_wake or has_retry or is_sure)
 
 
 def time_of(timeout: Timeout) -> int:

@@ -190,7 +190,7 @@ class Operator:
         checked_text("reason", reason, REASON_CHARACTERS)
         done = act(runtime_of(self.app), saga_or_step, self.actor, reason, dry_run=self.dry_run)
         if done.changed:
-            logger.info("%s is %s, by %s: %s", done.name, what, self.actor, reason)
+            logger.info("%s is %s, by %r: %r", done.name, what, self.actor, reason)
         return done
 
 
@@ -426,7 +426,7 @@ class OperatedInstance:
         services = self._runtime.services_of(self.saga)
         done = perform(services, self.saga, self.lookup, act, plan, expected_version=expected_version, dry_run=operator.dry_run)
         if done.changed:
-            logger.info("%s %r %s: %s, by %s: %s", done.saga, done.key, act.name, done.text, act.actor, act.reason)
+            logger.info("%s %r %s: %r, by %r: %r", done.saga, done.key, act.name, done.text, act.actor, act.reason)
             signals.instance_operated.send(sender=operator.app, act=act, done=done)
         return done
 

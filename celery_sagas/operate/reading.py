@@ -73,18 +73,30 @@ def read_facts(runtime: Runtime, saga: SagaDefinition, lookup: Lookup) -> Facts 
     return facts
 
 
-def facts_at(backend: Backend, saga: SagaDefinition, glance: Glance, now: int) -> Facts | None:
-    """Return what a page says of an instance: what it waits for, and nothing that is kept elsewhere; ``None`` if it is gone.
+def facts_on(backend: Backend, saga: SagaDefinition, page: Sequence[Glance], now: int) -> Iterator[tuple[Glance, Facts]]:
+    """Yield what a page says of its instances that are still there: what they wait for, and nothing that is kept elsewhere.
 
     Args:
-        backend: Stores it. It is asked for what the page does not have.
-        saga: Its saga.
-        glance: The instance on the page.
+        backend: Stores them. It is asked at once for what the page does not have.
+        saga: Their saga.
+        page: The instances.
         now: The store's time.
     """
-    record = _record_at(backend, saga, glance)
-    if record is None:
-        return None
+    unread = [glance.id for glance in page if not glance.version or glance.pending is None]
+    read = read_records(backend, saga, unread) if unread else {}
+    for glance in page:
+        record = read.get(glance.id) if glance.pending is None or not glance.version else _record_of(glance, glance.pending)
+        if record is not None:
+            yield glance, _facts_at(saga, glance, record, now)
+
+
+def _record_of(glance: Glance, pending: str) -> Record:
+    """Return the record of an instance on a page, without its state."""
+    about = (glance.id, glance.saga, glance.key, glance.version, glance.schema_version)
+    return Record(*about, "", pending, glance.created_at, glance.updated_at)
+
+
+def _facts_at(saga: SagaDefinition, glance: Glance, record: Record | UnreadableState, now: int) -> Facts:
     pending, problems = None, list[Problem]()
     try:
         if isinstance(record, UnreadableState):
@@ -95,14 +107,6 @@ def facts_at(backend: Backend, saga: SagaDefinition, glance: Glance, now: int) -
     if glance.schema_version > saga.schema_version:
         problems.append(NewerState(saga.name, glance.key, glance.schema_version, saga.schema_version))
     return Facts(saga, glance.key, glance.id, now, pending=pending, problems=problems, steps=list(registry.steps_of(saga)))
-
-
-def _record_at(backend: Backend, saga: SagaDefinition, glance: Glance) -> Record | UnreadableState | None:
-    """Return the record of an instance on a page, without its state if the page has the rest of it."""
-    if not glance.version or glance.pending is None:
-        return read_records(backend, saga, [glance.id]).get(glance.id)
-    about = (glance.id, glance.saga, glance.key, glance.version, glance.schema_version)
-    return Record(*about, "", glance.pending, glance.created_at, glance.updated_at)
 
 
 def _facts_of(runtime: Runtime, saga: SagaDefinition, record: Record) -> Facts:

@@ -1,7 +1,7 @@
 """Trouble: what does not go on in a backend. It is found by indexes, however much is stored."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -13,9 +13,9 @@ from celery_sagas.engine.listing import glances
 from celery_sagas.errors import NewerState, UnreadableState
 from celery_sagas.operate.choosing import idle_for
 from celery_sagas.operate.explain import LATE_MS, Verdict, explain
-from celery_sagas.operate.facts import Facts, is_left_alone
+from celery_sagas.operate.facts import Facts, due_of, is_left_alone
 from celery_sagas.operate.groups import GROUPED, grouped
-from celery_sagas.operate.reading import facts_at
+from celery_sagas.operate.reading import facts_on
 from celery_sagas.operate.spans import span
 from celery_sagas.operate.switching import held_in
 from celery_sagas.stores.instances import MOST, Glance
@@ -26,6 +26,8 @@ from celery_sagas.stores.records import ID, DeadLetter, Lookup, OutboxGlance
 _ERROR = 100
 #: How many pages of messages that were not handled are looked at, of which some may wait with their instances.
 _PAGES = 10
+#: How many instances are read at once of which a page has not all; each may have a megabyte.
+_PAGE = 50
 #: How many instances of a saga with ``max_idle`` are looked at, of which something may be sure to come to most.
 _LOOKED_AT = 100_000
 #: The verdict about a saga, or a step, that an operator holds.
@@ -65,6 +67,7 @@ class Look:
     idle_ms: int | None = None
     is_whole: bool = True
     late_ms: int = LATE_MS
+    cut: list[str] = field(default_factory=list)  #: once it has looked: the sagas with ``max_idle`` not all of which it has seen
 
     def troubles(self) -> list[Trouble]:
         """Return what does not go on, each instance with the first of its troubles.
@@ -97,17 +100,15 @@ class Look:
         if not self.backend.has_instances:
             return
         for saga in self.sagas:
-            found = islice(glances(self.backend, saga, PAUSED), self.limit)
-            yield from filter(None, (self._of_paused(saga, glance, now) for glance in found))
+            for glance, facts in self._facts(saga, islice(glances(self.backend, saga, PAUSED), self.limit), now):
+                if facts.pending is None:
+                    yield _explained(facts, glance.updated_at)
+                elif facts.pending.paused:  # it may have been resumed since the page was read
+                    yield _explained(facts, facts.pending.paused.at)
 
-    def _of_paused(self, saga: SagaDefinition, glance: Glance, now: int) -> Trouble | None:
-        facts = facts_at(self.backend, saga, glance, now)
-        if facts is None:
-            return None
-        if facts.pending is None:
-            return _explained(facts, glance.updated_at)
-        paused = facts.pending.paused  # none, if it was resumed since the page was read
-        return _explained(facts, paused.at) if paused else None
+    def _facts(self, saga: SagaDefinition, found: Iterator[Glance], now: int) -> Iterator[tuple[Glance, Facts]]:
+        while page := list(islice(found, _PAGE)):
+            yield from facts_on(self.backend, saga, page, now)
 
     def _of_rows(self, now: int) -> Iterator[Trouble]:
         """Yield the messages that were not handled for long, cannot be published, or that no relay has taken."""
@@ -187,12 +188,19 @@ class Look:
         """Yield the instances to which nothing is sure to come, and that no message has changed for longer than ``max_idle``."""
         for saga in self.sagas:
             if saga.max_idle_ms is not None:
-                oldest = islice(idle_for(self.backend, saga, now - saga.max_idle_ms), _LOOKED_AT)
-                yield from islice(filter(None, (self._alone(saga, glance, now) for glance in oldest)), self.limit)
+                found = idle_for(self.backend, saga, now - saga.max_idle_ms)
+                looked_at = self._facts(saga, islice(found, _LOOKED_AT), now)
+                alone = (_explained(facts, glance.updated_at) for glance, facts in looked_at if self._is_alone(facts))
+                yield from islice(alone, self.limit)
+                if next(found, None) is not None:
+                    self.cut.append(saga.name)
 
-    def _alone(self, saga: SagaDefinition, glance: Glance, now: int) -> Trouble | None:
-        facts = facts_at(self.backend, saga, glance, now)
-        return _explained(facts, glance.updated_at) if facts is not None and is_left_alone(facts) else None
+    def _is_alone(self, facts: Facts) -> bool:
+        """Return whether nothing is sure to come; what is overdue is not, unless its row is there, which is reported itself."""
+        if not is_left_alone(facts, LATE_MS):
+            return False
+        rows = [due.row for due in due_of(facts) if due.row][:MOST]
+        return not (rows and self.backend.outbox.read(rows))
 
 
 def each_once(troubles: Iterable[Trouble]) -> list[Trouble]:

@@ -1,7 +1,7 @@
 """Switches: what an operator holds, a step or all steps of a saga, and the changes of that."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
@@ -34,8 +34,8 @@ class Target(NamedTuple):
     is_step: bool = False
 
 
-def target_of(given: Any) -> Target:
-    """Return a saga or a step, given as its class, as the step, or by its name.
+def target_of(given: Any, tasks: Container[str] = ()) -> Target:
+    """Return a saga or a step, given as its class, as the step, or by its name; ``tasks`` are all that the app knows.
 
     Raises:
         MisuseError: It is none that this app defines.
@@ -46,7 +46,7 @@ def target_of(given: Any) -> Target:
     name = given if isinstance(given, str) else getattr(given, "name", None)
     found = _named(name) if isinstance(name, str) else None
     if found is None:
-        raise _unknown(name if isinstance(name, str) else repr(given))
+        raise _unknown(name if isinstance(name, str) else repr(given), tasks)
     return found
 
 
@@ -58,10 +58,13 @@ def _named(name: str) -> Target | None:
     return None if step is None or step.is_internal else Target(step.name, step.names, step.saga, is_step=True)
 
 
-def _unknown(name: str) -> MisuseError:
+def _unknown(name: str, tasks: Container[str]) -> MisuseError:
     if any(name in each.names for each in registry.aggregators.values()):
         problem = f"{name} is an aggregator: only sagas and steps can be held"
         return MisuseError(problem, "Stop its workers: its items stay buffered")
+    if name in tasks:
+        problem = f"{name} is a task, and no step: only sagas and steps can be held"
+        return MisuseError(problem, "Hold the steps that send to it; or stop its workers: its messages stay in their queue")
     steps = [step.name for step in registry.steps.values() if not step.is_internal]
     nearest = get_close_matches(name, [*registry.sagas, *steps], n=3)
     remedy = f"Did you mean {' or '.join(nearest)}?" if nearest else f"Known sagas: {', '.join(registry.sagas) or 'none'}"
@@ -70,7 +73,7 @@ def _unknown(name: str) -> MisuseError:
 
 def hold(runtime: Runtime, given: Any, actor: str, reason: str, *, dry_run: bool) -> Switched:
     """Hold a saga or a step: see ``Operator.hold``."""
-    target = target_of(given)
+    target = target_of(given, runtime.app.tasks)
     switches = _switches_of(runtime, target)
     held = _of_target(switches.held(), target)
     if not held and dry_run:
@@ -86,7 +89,7 @@ def hold(runtime: Runtime, given: Any, actor: str, reason: str, *, dry_run: bool
 def release(runtime: Runtime, given: Any, actor: str, reason: str, *, dry_run: bool) -> Switched:
     """Release a saga or a step: see ``Operator.release``."""
     gone = _holding(runtime, given) if isinstance(given, str) and not _named(given) else None
-    target = Target(given, (given,)) if gone else target_of(given)
+    target = Target(given, (given,)) if gone else target_of(given, runtime.app.tasks)
     switches = gone.switches if gone else _switches_of(runtime, target)
     held = _of_target(switches.held(), target)
     if held and dry_run:

@@ -8,6 +8,7 @@ import json
 import math
 import operator
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -107,7 +108,8 @@ def parse(text: str, type_of: TypeOf = any_type) -> Test:
     if len(text) > CHARACTERS:
         raise MisuseError(f"the expression has {len(text):,} characters, and {CHARACTERS:,} are allowed")
     try:
-        tree = ast.parse(_PARTS.sub(_subscripts, text.strip()), mode="eval")
+        with warnings.catch_warnings(action="ignore"):  # of backslashes
+            tree = ast.parse(_PARTS.sub(_subscripts, text.strip()), mode="eval")
     except SyntaxError as exc:
         raise MisuseError(f"the expression cannot be read: {exc.msg}", _ALLOWED) from exc
     except (ValueError, RecursionError, MemoryError) as exc:
@@ -157,17 +159,11 @@ class _Parser:
 
     def _comparison(self, op: ast.cmpop, left: _Operand, right: _Operand) -> Test:
         compare, is_in = _comparison_of(op), isinstance(op, ast.In | ast.NotIn)
-        kinds = [self._type_of(path, of_items) for path, of_items in ((left.path, False), (right.path, is_in)) if path]
-        kind = next((kind for kind in kinds if kind in _TYPES), None)
-        if kind is None:
-            return lambda state: compare(left.of(state), right.of(state))
-        left, right = (_literal(kind, operand) for operand in (left, right))
-
-        def test(state: Any) -> bool:
-            values = [each.of(state) if each.path is None else _converted(kind, each.of(state)) for each in (left, right)]
-            return compare(*values)
-
-        return test
+        sides = [(left, False), (right, is_in)]
+        kinds = [self._type_of(each.path, of_items) if each.path else None for each, of_items in sides]
+        of_left = _reader(left, kinds[1] if kinds[0] is None else kinds[0])  # a literal has the type of the other side
+        of_right = _reader(right, kinds[0] if kinds[1] is None else kinds[1])
+        return lambda state: compare(of_left(state), of_right(state))
 
 
 def _subscripts(match: re.Match[str]) -> str:
@@ -228,15 +224,16 @@ def _refused(node: ast.AST) -> MisuseError:
     return MisuseError(f"the expression has what it may not have ({type(node).__name__})", _ALLOWED)
 
 
-def _literal(kind: Any, operand: _Operand) -> _Operand:
-    """Return an operand as what it is compared with; a path as it is."""
+def _reader(operand: _Operand, kind: Any) -> Callable[[Any], Any]:
+    """Return what reads an operand in a state, as a value of a type."""
+    if kind not in _TYPES:
+        return operand.of
     if operand.path is not None:
-        return operand
+        return lambda state: _converted(kind, operand.of(state))
     value = _converted(kind, operand.value)
-    values = value if isinstance(value, list) else [value]
-    if any(each is NOTHING for each in values):
+    if any(each is NOTHING for each in (value if isinstance(value, list) else [value])):
         raise MisuseError(f"the expression compares {json.dumps(operand.value)} with a {kind.__name__}, which it is not")
-    return _Operand(None, value)
+    return lambda _: value
 
 
 def _converted(kind: Any, value: Any) -> Any:

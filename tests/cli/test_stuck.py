@@ -75,7 +75,7 @@ def stuck(app: Celery, *words: str, status: int = 3) -> list[list[str]]:
 
 def facts(app: Celery, command: str, *words: str) -> list[dict[str, Any]]:
     """Return the JSON objects that a command prints."""
-    return [json.loads(line) for line in run(app, command, *words, "--json").output.splitlines()]
+    return [json.loads(line) for line in run(app, command, *words, "--json").output.splitlines() if line.startswith("{")]
 
 
 def leave_alone(app: Celery, ms: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ class TestEachStore:
         assert found[""]["sentence"] == "order.remind failed with KeyError: 1 dead letter"
         assert {row["saga"] for row in found.values()} == {"order"}
         assert len(stuck(app)) == 5 + 3
-        assert len(stuck(app, "--limit", "1")) == 3 + 2
+        assert len(stuck(app, "--limit", "1")) == 3 + 2 + 1
         assert all(map(is_safe, run(app, "stuck").output.splitlines()))
         assert stuck(app, "parcel", status=0) == []
 
@@ -215,6 +215,26 @@ class TestEachStore:
         [row] = facts(app, "stuck")
         assert (row["verdict"], row["key"]) == ("newer", "1")
         assert row["sentence"] == "Newer code has written it: it has schema version 2, and this code knows 1"
+
+    def test_timeout_whose_row_is_gone(self, app: Celery, shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As that of a timeout which the code of a release before has published: it would not come again."""
+        for number in ("1", "2"):
+            shop.write(number, until=[3600.0], asks=[])
+        timeout = {"id": "t", "row": "gone", "step": "letter.sent", "at": backend_of(app).outbox.time() - HOUR}
+        put(app, json.dumps({"format": 1, "timeouts": {"end": timeout}}), key="1", saga="letter")
+        leave_alone(app, 13 * HOUR, monkeypatch)
+        [row] = facts(app, "stuck")  # a row that is there is another matter: the store's own clock has not moved
+        assert (row["verdict"], row["key"]) == ("overdue", "1")
+        assert "the outbox does not have it any more" in row["sentence"]
+
+    def test_many(self, app: Celery, shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        for number in range(3):
+            shop.write(str(number), until=[], asks=[])
+        leave_alone(app, 13 * HOUR, monkeypatch)
+        assert "There may be more" not in run(app, "stuck", "--limit", "4").output
+        assert "There may be more: of each kind 2 are shown at most (--limit)." in run(app, "stuck", "--limit", "2").output
+        monkeypatch.setattr("celery_sagas.operate.stuck._LOOKED_AT", 2)
+        assert "There may be more" in run(app, "stuck", "--limit", "4").output
 
     def test_instance_with_dead_letters_is_listed_once(self, app: Celery, shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         for number in ("1", "2"):

@@ -176,6 +176,13 @@ class TestNames:
         with pytest.raises(MisuseError, match="is no saga and no step"):
             ann.hold(given, "why")
 
+    def test_task_is_refused(self, app: Celery, shop: Any, ann: Operator) -> None:
+        @app.task(name="shop.charge")
+        def charge() -> None: ...
+
+        with pytest.raises(MisuseError, match=r"^shop\.charge is a task, and no step: .*\. Hold the steps that send to it; or "):
+            ann.hold("shop.charge", "why")
+
     def test_aggregator_is_refused(self, shop: Any, ann: Operator) -> None:
         with pytest.raises(MisuseError, match=r"^shop\.readings is an aggregator: only sagas and steps can be held\."):
             ann.hold("shop.readings", "why")

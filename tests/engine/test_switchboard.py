@@ -63,7 +63,7 @@ def test_step_is_not_held_under_another_name(name: str) -> None:
 
 def test_it_looks_before_the_first_message(board: Switchboard, store: Store) -> None:
     store.names = ["order"]
-    with pytest.raises(StepHeld, match=r"^order.charge is held with all steps of order, by ann: why\. Nothing was handled\.$"):
+    with pytest.raises(StepHeld, match=r"^order.charge is held with all steps of order, by 'ann': 'why'\. Nothing "):
         board.check(STEP)
 
 
@@ -170,5 +170,5 @@ def test_messages_that_wait_are_logged_once_a_minute_for_each_switch(
             with pytest.raises(StepHeld):
                 board.check(step)
         now[0] += 1
-    assert caplog.text.count("messages to order.charge wait: ann holds order: why") == 2
-    assert caplog.text.count("messages to parcel.pack wait: ann holds parcel: why") == 2
+    assert caplog.text.count("messages to order.charge wait: 'ann' holds order: 'why'") == 2
+    assert caplog.text.count("messages to parcel.pack wait: 'ann' holds parcel: 'why'") == 2

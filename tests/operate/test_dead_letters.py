@@ -11,8 +11,10 @@ from celery_sagas import Batch, Message, Saga, aggregator
 from celery_sagas.errors import ConfigurationError, MisuseError, PublishError, RevisionConflict, StoreUnavailable, UnreadableState
 from celery_sagas.operate import DeadLetters, Operator
 from celery_sagas.operate.dead_letters import dead_letter_of
+from celery_sagas.stores.items import Rules
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.records import AuditEntry, DeadLetter
+from celery_sagas.testing.batches import dead_letters_of
 from celery_sagas.worker.runtime import Runtime, runtime_of
 from tests.apps import NewApp, Worker, backend_of, interposed
 from tests.cli.test_dead import WHY, dead_letter, failing
@@ -20,6 +22,7 @@ from tests.cli.test_describe import run
 from tests.cli.test_rejected import NAME, reject
 from tests.every_store import stored_app, url
 from tests.servers import unique
+from tests.waiting import wait_until
 
 __all__ = ["stored_app", "url"]
 
@@ -117,9 +120,12 @@ class TestEachStore:
             dead_letters(app).discard(letter.id)
         assert len(audit(app)) == 1
 
+    @pytest.mark.parametrize("reason", ["first", "second"])
     @pytest.mark.parametrize("is_forgotten", [False, True])
-    def test_act_that_is_repeated_has_one_entry(self, app: Celery, worker: Worker, shop: Any, is_forgotten: bool) -> None:
-        """Also if the journal has forgotten the first one; then each has its own."""
+    def test_act_that_is_repeated_has_one_entry(
+        self, app: Celery, worker: Worker, shop: Any, is_forgotten: bool, reason: str
+    ) -> None:
+        """Also if the journal has forgotten the first one; an act for another reason has its own."""
         letter = failed(app, worker, shop)
         runtime, publish = runtime_of(app), runtime_of(app).publisher.publish_signature
         runtime.publisher.publish_signature = failing(PublishError("it is away", connection=True))  # type: ignore[method-assign]
@@ -129,8 +135,8 @@ class TestEachStore:
         runtime.publisher.publish_signature = publish  # type: ignore[method-assign]
         if is_forgotten:
             backend_of(app).journal.purge(-1, 500)
-        assert dead_letters(app, "second").retry(letter.id).sent_as
-        assert acts(app) == [("ann", "retry", "first")]
+        assert dead_letters(app, reason).retry(letter.id).sent_as
+        assert sorted(acts(app)) == [("ann", "retry", each) for each in dict.fromkeys(["first", reason])]
 
     def test_message_of_no_instance_that_is_known(self, app: Celery, worker: Worker, shop: Any) -> None:
         backend = backend_of(app)
@@ -176,6 +182,27 @@ class TestItems:
         [entry] = runtime_of(app).batches.audit.recent(9).entries
         assert (entry.action, entry.saga, entry.key, entry.instance_id) == (action, "", "d1", "")
         assert len(run(app, "audit", "--json").output.splitlines()) == 1
+
+    def test_item_that_is_rejected_again(self, app: Celery, definitions: None, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each retry has its entry: the dead letter has the same id."""
+
+        class Reading(Message):
+            task: str
+
+        @aggregator(name=NAME, size=100, group_by="task")
+        def store_readings(batch: Batch[Reading]) -> None: ...
+
+        reject(app, "m1")
+        for _ in range(2):
+            [rejected] = runtime_of(app).batches.dead.list(9)
+            assert dead_letters(app).retry(rejected.id).sent_as
+            wait_until(lambda at=rejected.at: runtime_of(app).batches.outbox.time() > at, "the next millisecond")
+            rules = Rules(NAME, size=1, remember_ms=0)
+            snapshot = runtime_of(app).batches.aggregates.claim(rules, "d1", "again")
+            assert snapshot is not None
+            again = dead_letters_of(*snapshot.items, group="d1", name=NAME)
+            runtime_of(app).batches.aggregates.remove(rules, "d1", "again", rejected=again)
+        assert [entry.action for entry in runtime_of(app).batches.audit.recent(9).entries] == ["retry", "retry"]
 
 
 class TestWhatCannotBeAudited:

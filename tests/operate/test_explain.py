@@ -80,10 +80,12 @@ def charge(**others: Any) -> Request:
     ("pending", "expected"),
     [
         (Pending(), True),
-        (timeout(), False),
+        (timeout(), True),  # it should have come
+        (timeout(NOW - LATE_MS), False),
         (timeout(LATER), False),
         (requests(charge()), True),
-        (requests(charge(at=LATE)), False),
+        (requests(charge(at=LATE)), True),
+        (requests(charge(at=LATER)), False),
         (requests(charge(at=LATE, has_timed_out=True)), True),
         (requests(charge(sent_at=LATER, sent_row=ROW)), False),
         (requests(charge(sent_at=LATE, sent_row=ROW)), True),
@@ -93,11 +95,11 @@ def charge(**others: Any) -> Request:
     ],
 )
 def test_nothing_is_sure_to_come(pending: Pending, expected: bool):
-    assert is_left_alone(facts(pending)) is expected
+    assert is_left_alone(facts(pending), LATE_MS) is expected
 
 
 def test_nothing_is_known_to_be_sure_where_the_pending_map_cannot_be_read():
-    assert not is_left_alone(replace(facts(), pending=None))
+    assert not is_left_alone(replace(facts(), pending=None), LATE_MS)
 
 
 def test_timeout_that_has_come_and_waits_is_not_overdue():

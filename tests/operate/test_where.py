@@ -305,6 +305,7 @@ def stored(**fields: Any) -> Any:
         ("total not in [5]", {}),
         ("total > count", {}),
         ("total < deposit", {"deposit": "10.5"}),
+        ("total != order_id", {"total": 1}),
         ("deposit == null", {}),
         ("deposit != null", {"deposit": 1}),
         ("limit == 2", {"limit": 2}),
@@ -338,6 +339,9 @@ def test_values_that_are_stored_as_texts(text: str, fields: dict[str, Any]) -> N
         ("total > data.x", {"data": {"x": "abc"}}),
         ("placed_at in '2026-11-02'", {}),
         ("total in order_id", {}),
+        ("placed_at > order_id", {}),
+        ("total == order_id", {"total": 1}),
+        (r"order_id == '\d'", {}),
         ("data.total > 9", {"data": {"total": "9.99"}}),
     ],
 )

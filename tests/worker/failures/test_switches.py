@@ -147,7 +147,7 @@ class TestWhatWaits:
         shop.place.delay("42")
         worker.one()
         (record,) = [each for each in caplog.records if each.name == "celery_sagas" and each.levelno == logging.WARNING]
-        assert record.getMessage() == f"messages to order.place wait: ann holds order: {WHY}"
+        assert record.getMessage() == f"messages to order.place wait: 'ann' holds order: {WHY!r}"
 
     def test_it_is_logged_once_for_many_messages(
         self, worker: Worker, shop: Any, ann: Operator, caplog: pytest.LogCaptureFixture
@@ -156,7 +156,7 @@ class TestWhatWaits:
         for number in range(5):
             shop.place.delay(str(number))
             worker.one()
-        assert caplog.text.count("ann holds order.place") == 1
+        assert caplog.text.count("'ann' holds order.place") == 1
 
     def test_broker_that_is_away_keeps_the_message(
         self, app: Celery, worker: Worker, shop: Any, ann: Operator, held: list[float], monkeypatch: pytest.MonkeyPatch
@@ -189,7 +189,7 @@ class TestWhatWaits:
 
     def test_direct_call_raises(self, shop: Any, ann: Operator) -> None:
         ann.hold(shop.place, WHY)
-        with pytest.raises(StepHeld, match=rf"^order\.place is held, by ann: {WHY}\. Nothing was handled\.$"):
+        with pytest.raises(StepHeld, match=rf"^order\.place is held, by 'ann': {WHY!r}\. Nothing was handled\.$"):
             shop.place("42")
         ann.release(shop.place, WHY)
         shop.place("42")
