@@ -159,7 +159,7 @@ class Operator:
         """Have the messages of a step, or of all steps of a saga, wait in all workers, until it is released.
 
         A worker sees it after a second at most; what it is handling then, it handles. Timeouts, answers and deadlines wait, too.
-        Nothing is lost, and no clock stops. One that is held already stays as it is.
+        Each is handled once, after the release; no clock stops. One that is held already stays as it is.
 
         Args:
             saga_or_step: The saga's class, the step, or the name of either.

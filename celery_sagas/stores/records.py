@@ -163,7 +163,7 @@ class Outgoing(NamedTuple):
 class AuditEntry(NamedTuple):
     """An entry of the audit: what an operator has done to an instance, to a dead letter, or to a step, and why."""
 
-    id: str  #: new for every action; of one on a dead letter the same, however often it is repeated
+    id: str  #: new for every action; the same if an operator repeats one on a dead letter, for the same reason
     actor: str
     action: str
     reason: str
