@@ -57,7 +57,7 @@ def test_migration() -> None:
     ):
         layout_5.create(backend)
         order = start(backend)
-        assert len(backend.migrate()) == 8
+        assert "The table saga_switch was created." in backend.migrate()
         backend.prepare(create_schema=False, processes=1)
         assert [glance.id for glance in backend.instances.page(order.saga, 9).instances] == [order.id]
         assert backend.migrate() == []
