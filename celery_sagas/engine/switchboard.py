@@ -35,6 +35,7 @@ class Switchboard:
         self._held: Mapping[str, Switch] = {}
         self._look_at = 0.0 if backend.has_switches else float("inf")
         self._logged_at: dict[Switch, float] = {}
+        self._is_failing = False
         self._lock = Lock()
 
     def check(self, step: StepDefinition) -> None:
@@ -59,9 +60,15 @@ class Switchboard:
                 return  # another thread has looked
             try:
                 self._held = {switch.name: switch for switch in self._backend.switches.held()}
+                self._is_failing = False
             except StoreError as exc:
-                logger.warning("which steps are held cannot be read, %d were when it was read last: %s", len(self._held), exc)
+                self._log_failure(exc)
             self._look_at = self._clock() + LOOK_EVERY_S
+
+    def _log_failure(self, error: StoreError) -> None:
+        if not self._is_failing:  # once for each outage
+            logger.warning("which steps are held cannot be read, %d were when it was read last: %s", len(self._held), error)
+        self._is_failing = True
 
     def _log(self, step: StepDefinition, switch: Switch) -> None:
         """Log that messages wait, now and then for each switch."""
