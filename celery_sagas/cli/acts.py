@@ -29,8 +29,8 @@ _BY = click.option("--by", metavar="FIELD=VALUE", help="The instance with this v
 REASON = click.option("--reason", required=True, metavar="TEXT", help="Why: the journal and the audit keep it.")
 ACTOR = click.option("--actor", metavar="NAME", help="Who acts; the user of this machine, if it is left out.")
 _VERSION = click.option("--expect-version", type=click.IntRange(min=1), help="Act only on this version of the instance.")
-_DRY_RUN = click.option("--dry-run", is_flag=True, help="Say what would be done, and write nothing.")
-_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+DRY_RUN = click.option("--dry-run", is_flag=True, help="Say what would be done, and write nothing.")
+JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 
 
 class _Given(NamedTuple):
@@ -74,8 +74,8 @@ class _Given(NamedTuple):
 @REASON
 @ACTOR
 @_VERSION
-@_DRY_RUN
-@_JSON
+@DRY_RUN
+@JSON
 @click.pass_context
 def pause(context: click.Context, /, **options: Any) -> None:
     """Have all messages to an instance wait until it is resumed, also timeouts and answers.
@@ -94,8 +94,8 @@ def pause(context: click.Context, /, **options: Any) -> None:
 @REASON
 @ACTOR
 @_VERSION
-@_DRY_RUN
-@_JSON
+@DRY_RUN
+@JSON
 @click.pass_context
 def resume(context: click.Context, /, **options: Any) -> None:
     """Have a paused instance go on: the messages that waited are sent, in the order of their arrival."""
@@ -110,8 +110,8 @@ def resume(context: click.Context, /, **options: Any) -> None:
 @REASON
 @ACTOR
 @_VERSION
-@_DRY_RUN
-@_JSON
+@DRY_RUN
+@JSON
 @click.option("--leave-undone", is_flag=True, help="End it although something that it has done could be undone.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_context
@@ -137,8 +137,8 @@ def terminate(context: click.Context, /, leave_undone: bool, yes: bool, **option
 @REASON
 @ACTOR
 @_VERSION
-@_DRY_RUN
-@_JSON
+@DRY_RUN
+@JSON
 @click.option("--set", "values", multiple=True, metavar="PATH=JSON", help="Set a value, such as lines.0.count=2.")
 @click.option("--unset", "removed", multiple=True, metavar="PATH", help="Remove a value.")
 @click.option("--file", type=click.File("r", encoding="utf-8"), help="Take all fields from a JSON object.")
@@ -192,8 +192,8 @@ def _change_of(
 @REASON
 @ACTOR
 @_VERSION
-@_DRY_RUN
-@_JSON
+@DRY_RUN
+@JSON
 @click.pass_context
 def fire(context: click.Context, /, **options: Any) -> None:
     """Have a timeout, or the deadline of a request, come now: the first time, or again.
@@ -212,8 +212,8 @@ def fire(context: click.Context, /, **options: Any) -> None:
 @REASON
 @ACTOR
 @_VERSION
-@_DRY_RUN
-@_JSON
+@DRY_RUN
+@JSON
 @click.pass_context
 def skip(context: click.Context, /, **options: Any) -> None:
     """Have an instance no longer wait for a timeout, or for the answer to a request.
@@ -231,8 +231,8 @@ def skip(context: click.Context, /, **options: Any) -> None:
 @REASON
 @ACTOR
 @_VERSION
-@_DRY_RUN
-@_JSON
+@DRY_RUN
+@JSON
 @click.option("--value", metavar="JSON", help="The answer.")
 @click.option("--fail", metavar="TEXT", help="Instead, have the request fail, with this text.")
 @click.option("--argument", "arguments", multiple=True, metavar="NAME=JSON", help="What the step takes besides.")

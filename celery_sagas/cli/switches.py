@@ -6,7 +6,7 @@ from typing import Any, Final
 import click
 
 from celery_sagas.cli import tables
-from celery_sagas.cli.acts import operator_for
+from celery_sagas.cli.acts import ACTOR, DRY_RUN, JSON, operator_for
 from celery_sagas.cli.app import opened
 from celery_sagas.errors import StoreUnavailable
 from celery_sagas.operate.operator import Operator
@@ -18,17 +18,14 @@ RELEASE: Final = "celery -A proj sagas release NAME --reason TEXT    has its mes
 _COLUMNS: Final = ("HELD", "SINCE", "WHO", "REASON")
 _NAME = click.argument("name", metavar="SAGA|STEP")
 _REASON = click.option("--reason", required=True, metavar="TEXT", help="Why: the audit keeps it.")
-_ACTOR = click.option("--actor", metavar="NAME", help="Who acts; the user of this machine, if it is left out.")
-_DRY_RUN = click.option("--dry-run", is_flag=True, help="Say what would be done, and write nothing.")
-_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 
 
 @click.command()
 @_NAME
 @_REASON
-@_ACTOR
-@_DRY_RUN
-@_JSON
+@ACTOR
+@DRY_RUN
+@JSON
 @click.pass_context
 def hold(context: click.Context, /, **options: Any) -> None:
     """Have the messages of a step, or of all steps of a saga, wait in all workers, until it is released.
@@ -42,9 +39,9 @@ def hold(context: click.Context, /, **options: Any) -> None:
 @click.command()
 @_NAME
 @_REASON
-@_ACTOR
-@_DRY_RUN
-@_JSON
+@ACTOR
+@DRY_RUN
+@JSON
 @click.pass_context
 def release(context: click.Context, /, **options: Any) -> None:
     """Have the messages of a held step, or saga, handled again.
