@@ -94,8 +94,8 @@ SQL = (
     Mutation(
         "sql",
         "stores/sql/sagas/lookups.py",
-        "holder = and_(is_ours, instance.c.id == key.c.instance_id)",
-        "holder = and_(instance.c.prefix == PREFIX, instance.c.id == key.c.instance_id)",
+        "key.join(instance, and_(_is_named(names), instance.c.id == key.c.instance_id))",
+        "key.join(instance, and_(instance.c.prefix == PREFIX, instance.c.id == key.c.instance_id))",
         "An instance of another saga is never found, also by an alternate key.",
     ),
     Mutation(

@@ -11,14 +11,17 @@ from sqlalchemy import (
     Integer,
     Select,
     and_,
+    any_,
     bindparam,
     case,
+    func,
     literal_column,
     select,
     true,
     union_all,
 )
 from sqlalchemy import column as named
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.sql.visitors import replacement_traverse
 
 from celery_sagas.stores.records import ID, KEY, Entry, Handling, Lookup, Record
@@ -39,26 +42,41 @@ _COLUMNS = {ID: "id", KEY: "key"}
 
 def find(property: str, names: int, steps: int) -> Select[Any]:
     """Select an instance under any of the names and, if there are steps, the entry of a message: one row, or none of either."""
+    if property in _COLUMNS:
+        return _one_row(instance, and_(_is_named(names), _has(instance.c[_COLUMNS[property]])), steps)
+    return _one_row(key.join(instance, and_(_is_named(names), instance.c.id == key.c.instance_id)), _is_key(), steps)
+
+
+def find_on_postgresql(property: str, names: int, steps: int) -> Select[Any]:
+    """Select what ``find`` does.
+
+    The holders of an alternate key are an array, by which PostgreSQL looks for the instance: joined with the keys, it would read
+    all instances of the prefix, where the plan of the statement is of a time at which there were few.
+    """
+    if property in _COLUMNS:
+        return find(property, names, steps)
+    holders = func.array(select(key.c.instance_id).where(_is_key()).scalar_subquery(), type_=ARRAY(instance.c.id.type))
+    return _one_row(instance, and_(_is_named(names), instance.c.id == any_(holders)), steps)
+
+
+def _one_row(instances: FromClause, condition: ColumnElement[bool], steps: int) -> Select[Any]:
     one = select(literal_column("1").label("one")).subquery("one")
-    instances, condition = _instances(property, names)
     source = one.outerjoin(instances, condition)
     if not steps:
         return select(*_RECORD).select_from(source)
     return select(*_RECORD, *ENTRY).select_from(source.outerjoin(journal, _handled(steps)))
 
 
-def _instances(property: str, names: int) -> tuple[FromClause, ColumnElement[bool]]:
-    is_ours = and_(instance.c.prefix == PREFIX, one_of(instance.c.saga, "saga", names))
-    if property == ID:
-        return instance, and_(is_ours, instance.c.id == bound(instance.c.id, "value"))
-    if property == KEY:
-        return instance, and_(is_ours, instance.c.key == bound(instance.c.key, "value"))
-    holder = and_(is_ours, instance.c.id == key.c.instance_id)
-    return key.join(instance, holder), and_(
-        key.c.prefix == PREFIX,
-        key.c.property == bound(key.c.property, "property"),
-        key.c.value == bound(key.c.value, "value"),
-    )
+def _is_named(names: int) -> ColumnElement[bool]:
+    return and_(instance.c.prefix == PREFIX, one_of(instance.c.saga, "saga", names))
+
+
+def _is_key() -> ColumnElement[bool]:
+    return and_(key.c.prefix == PREFIX, key.c.property == bound(key.c.property, "property"), _has(key.c.value))
+
+
+def _has(column: ColumnElement[str]) -> ColumnElement[bool]:
+    return column == bound(column, "value")
 
 
 def _handled(steps: int) -> ColumnElement[bool]:

@@ -158,8 +158,9 @@ def _tagged(changed: CTE) -> CTE:
     """Insert those of the tags that are not there: code that knows no tags may have changed the instance, and left some."""
     rows, property = rows_of("tag", key.c.value), literal(f"'{TAG}'", key.c.property.type)
     is_there = [key.c.prefix == PREFIX, key.c.property == property, key.c.value == rows.c.value]
-    is_new = ~exists(literal("1")).where(*is_there)
-    return _insert_each(key, _key_columns(changed, property, rows.c.value), changed, rows, is_new).cte("tagged")
+    # not NOT EXISTS, which PostgreSQL can make a join with all tags
+    found = select(literal("1")).where(*is_there).limit(1).scalar_subquery()
+    return _insert_each(key, _key_columns(changed, property, rows.c.value), changed, rows, found.is_(None)).cte("tagged")
 
 
 def _key_columns(changed: CTE, property: ColumnElement[str], value: ColumnElement[str]) -> dict[str, ColumnElement[Any]]:
@@ -187,7 +188,13 @@ def _is_changed(changed: CTE) -> ColumnElement[bool]:
 def _are_keys_free(former: int) -> list[ColumnElement[bool]]:
     """Conditions: none of the new alternate keys is there under a former name."""
     rows = rows_of("new", key.c.property, key.c.value)
-    is_same = [key.c.prefix == PREFIX, key.c.property == rows.c.property, key.c.value == rows.c.value]
+    values = bindparam("new_value", type_=ARRAY(key.c.value.type))  # a join alone may read all keys
+    is_same = [
+        key.c.prefix == PREFIX,
+        key.c.value == any_(values),
+        key.c.property == rows.c.property,
+        key.c.value == rows.c.value,
+    ]
     taken = exists(literal("1")).where(*is_same, one_of(key.c.saga, "former", former))
     return [~taken] if former else []
 

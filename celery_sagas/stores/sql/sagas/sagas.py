@@ -11,7 +11,7 @@ from celery_sagas.stores.sql.connection.database import StatementRunner
 from celery_sagas.stores.sql.connection.errors import Fault
 from celery_sagas.stores.sql.connection.statements import numbered
 from celery_sagas.stores.sql.sagas.instances import lock_instance
-from celery_sagas.stores.sql.sagas.lookups import find, find_rivals, handled_of, record_of, sought_by
+from celery_sagas.stores.sql.sagas.lookups import find, find_on_postgresql, find_rivals, handled_of, record_of, sought_by
 from celery_sagas.stores.sql.sagas.prepared import Prepared, preparing
 from celery_sagas.stores.sql.sagas.renames import count_instances, rename
 from celery_sagas.stores.sql.sagas.together import find_all, find_in_union, write_all
@@ -26,9 +26,10 @@ class SqlSagaStore(SagaStore):
     def __init__(self, database: StatementRunner) -> None:
         self._database = database
         self._prepare = preparing(database.name, database.prefix)
+        self._find = find_on_postgresql if database.name == "postgresql" else find
 
     def find(self, lookup: Lookup, handling: Handling | None = None) -> Found:
-        row, *_ = self._database.fetch(find, *sought_by(lookup, handling))
+        row, *_ = self._database.fetch(self._find, *sought_by(lookup, handling))
         return Found(record_of(row), handled_of(row), time_ordered_id())
 
     def insert(self, record: NewRecord, effects: Effects) -> None:
