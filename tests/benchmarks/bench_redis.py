@@ -3,15 +3,19 @@
 import statistics
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 from celery import Celery
 
+from celery_sagas.core.ids import time_ordered_id
 from celery_sagas.stores.instances import place
+from celery_sagas.stores.operations import Insert
 from celery_sagas.stores.records import KEY, Lookup, NewRecord, Record
 from celery_sagas.stores.redis.keys import Shard
 from celery_sagas.stores.redis.packing import key_path, pack_new
+from celery_sagas.stores.urls import open_backend
+from celery_sagas.testing.samples import effects, new_record
 from celery_sagas.worker.runtime import close_runtime, runtime_of
 from tests import redis_servers, servers
 from tests.benchmarks.bench_instances import BLOCK, BLOCKS, BUSY, FEW, MANY, Steps, crowd, microseconds
@@ -22,6 +26,8 @@ from tests.integration.counting import ADD, increments, send_all, sums, values
 
 #: Instances that one command writes.
 _AT_ONCE = 1_000
+#: Instances that are listed by look-up fields.
+INDEXED = 100_000
 #: Messages to one instance, and to a hundred.
 HOT, COUNTERS = 2_000, 100
 _ROUNDS = 3
@@ -64,6 +70,29 @@ def test_memory_of_an_instance(report: Report) -> None:
             used - own <= 700,
         )
         close_runtime(app)
+
+
+def test_memory_of_an_index(report: Report) -> None:
+    """Instances with no look-up field, with one, and with two: the names of these are six characters long."""
+    tags = ("status", "paid"), ("region", "north")
+    none, one, both = (_bytes_with(tags[:count]) for count in range(3))
+    for what, used in (("first", one - none), ("second", both - one)):
+        report(f"bytes of an instance in the {what} index, redis", f"{used:.0f}", "<= 130", used <= 130)
+
+
+def _bytes_with(tags: tuple[tuple[str, str], ...]) -> float:
+    """Return what an instance with these takes in all."""
+    with ExitStack() as stack:
+        server = stack.enter_context(redis_servers.running())
+        client = stack.enter_context(server.client())
+        backend = stack.enter_context(closing(open_backend(server.url, prefix="", options={})))
+        backend.prepare(create_schema=True, processes=1)
+        before = client.info("memory")["used_memory"]
+        for start in range(0, INDEXED, _AT_ONCE):
+            names = map(str, range(start, start + _AT_ONCE))
+            new = [new_record(name, names=("order",), tags=tags, id=time_ordered_id()) for name in names]
+            assert backend.many([Insert(each, effects(each)) for each in new]) == [None] * _AT_ONCE
+        return (client.info("memory")["used_memory"] - before) / INDEXED
 
 
 def test_memory_of_a_message(report: Report) -> None:

@@ -10,7 +10,7 @@ from sqlalchemy import literal_column as literal
 from celery_sagas.stores.instances import PENDING, Glance, Instances, Page, bound_of, check_place
 from celery_sagas.stores.records import Record
 from celery_sagas.stores.sql.connection.database import Database, Row
-from celery_sagas.stores.sql.connection.statements import LIMIT, PREFIX, Values, any_of, bound
+from celery_sagas.stores.sql.connection.statements import LIMIT, PREFIX, Values, any_of, bound, limit_of_count
 from celery_sagas.stores.sql.sagas.tags import beginning_of
 from celery_sagas.stores.sql.tables import HAS_SLOT, TAG, instance, key, seen_index
 
@@ -48,7 +48,7 @@ class SqlInstances(Instances):
 
     def count(self, name: str, at_most: int, tag: tuple[str, str] | None = None) -> int:
         values = {"saga": name} if tag is None else self._of_tag(name, tag)
-        ((count,),) = self._database.fetch(_count, (tag is not None,), {**values, "limit": at_most})
+        ((count,),) = self._database.fetch(_count, (tag is not None, self._database.name), {**values, "limit": at_most})
         return int(count)
 
     def _of_tag(self, name: str, tag: tuple[str, str], before: str = "") -> Values:
@@ -129,9 +129,10 @@ def _read(count: int) -> Select[Any]:
     return select(*_RECORD).where(instance.c.prefix == PREFIX, any_of(instance.c.id, "id", count))
 
 
-def _count(has_tag: bool) -> Select[Any]:
+def _count(has_tag: bool, database: str) -> Select[Any]:
     """Count in the order of an index, so that it is read, and not the table from its beginning."""
     one: Select[Any] = select(literal("1").label("one"))
     tags = one.select_from(key).where(*_has_tag()).order_by(key.c.value)
     instances = one.select_from(instance).where(*_IS_UNDER_NAME, HAS_SLOT).order_by(*_order(instance.c, oldest_first=True))
-    return select(func.count()).select_from((tags if has_tag else instances).limit(LIMIT).subquery())
+    counted = (tags if has_tag else instances).limit(limit_of_count(database)).subquery()
+    return select(func.count()).select_from(counted)

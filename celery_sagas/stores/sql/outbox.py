@@ -43,6 +43,7 @@ from celery_sagas.stores.sql.connection.statements import (
     bound,
     chunks,
     in_parts,
+    limit_of_count,
     now,
     numbered,
     one_of,
@@ -113,9 +114,9 @@ class SqlOutbox(Outbox):
         return [OutboxGlance(*row) for row in self._database.fetch(_overdue, (self._database.names.of(_BY_TIME),), values)]
 
     def tally(self, at_most: int) -> OutboxTally:
-        limit = {"limit": at_most}
-        ((due, oldest),) = self._database.fetch(_tally_due, (self._database.names.of(_BY_TIME),), limit)
-        ((tried, _),) = self._database.fetch(_tally_tried, (self._database.names.of(_BY_TRIAL),), limit)
+        limit, database, names = {"limit": at_most}, self._database.name, self._database.names
+        ((due, oldest),) = self._database.fetch(_tally_due, (database, names.of(_BY_TIME)), limit)
+        ((tried, _),) = self._database.fetch(_tally_tried, (database, names.of(_BY_TRIAL)), limit)
         return OutboxTally(int(due), int(oldest or 0), int(tried))
 
     def time(self) -> int:
@@ -271,18 +272,18 @@ def _overdue(by_time: str) -> Select[Any]:
     return select(*columns).where(*is_left).order_by(near.c.available_at, near.c.id).limit(LIMIT)
 
 
-def _tally_due(by_time: str) -> Select[Any]:
+def _tally_due(database: str, by_time: str) -> Select[Any]:
     is_due = [outbox.c.prefix == PREFIX, outbox.c.available_at <= now(), has_time(outbox.c.available_at)]
-    return _tally(outbox.c.available_at, is_due, by_time)
+    return _tally(outbox.c.available_at, is_due, database, by_time)
 
 
-def _tally_tried(by_trial: str) -> Select[Any]:
-    return _tally(outbox.c.tried_at, [outbox.c.prefix == PREFIX, has_time(outbox.c.tried_at)], by_trial)
+def _tally_tried(database: str, by_trial: str) -> Select[Any]:
+    return _tally(outbox.c.tried_at, [outbox.c.prefix == PREFIX, has_time(outbox.c.tried_at)], database, by_trial)
 
 
-def _tally(column: Column[Any], conditions: Sequence[ColumnElement[bool]], index: str) -> Select[Any]:
+def _tally(column: Column[Any], conditions: Sequence[ColumnElement[bool]], database: str, index: str) -> Select[Any]:
     """Count rows by an index, up to a limit, and select the first time."""
-    rows = select(column.label("at")).where(*conditions).order_by(column).limit(LIMIT)
+    rows = select(column.label("at")).where(*conditions).order_by(column).limit(limit_of_count(database))
     counted = rows.with_hint(outbox, _use(index), "mysql").subquery("counted")
     columns: list[ColumnElement[Any]] = [func.count(), func.min(counted.c.at)]
     return select(*columns).select_from(counted)

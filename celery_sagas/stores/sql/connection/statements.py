@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
-from sqlalchemy import BigInteger, BindParameter, ColumnElement, Dialect, Executable, Integer, any_, bindparam
+from sqlalchemy import BigInteger, BindParameter, ColumnElement, Dialect, Executable, Integer, any_, bindparam, select
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -29,6 +29,14 @@ _compiled: dict[tuple[object, ...], tuple[str, Mapping[str, object]]] = {}
 PREFIX: Final = bindparam("prefix", type_=metadata.tables["saga_instance"].c.prefix.type)
 #: The most rows that a statement selects.
 LIMIT: Final = bindparam("limit", type_=Integer())
+
+
+def limit_of_count(database: str) -> ColumnElement[int]:
+    """Return the limit of rows that are counted in the order of an index.
+
+    PostgreSQL does not know it when it plans: up to a limit that it believes to be beyond the end, it would sort all rows.
+    """
+    return select(LIMIT).scalar_subquery() if database == "postgresql" else LIMIT
 
 
 class now(ColumnElement[int]):
