@@ -1,4 +1,4 @@
-"""Pages of fifty among a million instances of two sagas: the first, one that is deep, those of a tag, and a count."""
+"""Pages of fifty among a million instances of two sagas, the first and one that is deep; a count; and one instance."""
 
 import os
 import statistics
@@ -9,61 +9,103 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from celery import Celery
 
+from celery_sagas import Saga
 from celery_sagas.core.ids import time_ordered_id
 from celery_sagas.stores.instances import Instances, Page
 from celery_sagas.stores.operations import Insert
-from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.urls import open_backend
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.samples import effects, new_record
+from celery_sagas.worker.runtime import close_runtime, runtime_of
 from tests import servers
 from tests.benchmarks.conftest import Report
+from tests.cli.test_describe import run
 
 SIZE = int(os.environ.get("CELERY_SAGAS_TEST_LISTED", "1000000"))
 #: How many are inserted at once, in which time; a page; the pages before the deep one; how often each is read.
 AT_ONCE, EVERY_MS, LIMIT, DEEP, READS = 500, 60_000, 50, 1_000, 200
 STATUSES = ("new", "paid", "packed", "sent", "lost")
+#: What is handled, and scheduled, for the instance that is shown.
+HANDLED, TIMEOUTS = 50, 20
 #: Milliseconds.
-BAR = 50
+BAR, COUNT_BAR, SHOW_BAR = 50, 20, 30
 
 
-@pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb", "redis"])
+class Watched(Saga, correlate_by="name"):
+    """The one that is shown."""
+
+    name: str
+    value: int = 0
+
+
+@Watched.starts
+def watch(watched: Watched, name: str) -> None:
+    """Count, and schedule a timeout at first."""
+    watched.value += 1
+    if watched.value <= TIMEOUTS:
+        watched.schedule(remind.s(name=name), after=86_400, name=f"reminder {watched.value}")
+
+
+@Watched.handles
+def remind(watched: Watched, name: str) -> None:
+    """Do nothing."""
+
+
+@pytest.mark.parametrize("engine", ["memory", "sqlite", "postgresql", "mariadb", "redis"])
 def test_pages_of_a_million(report: Report, tmp_path: Path, engine: str) -> None:
-    with _filled(engine, tmp_path) as backend:
-        instances, paid = backend.instances, ("status", "paid")
+    with _filled(engine, tmp_path) as app:
+        instances, paid = runtime_of(app).backend.instances, ("status", "paid")
         deep = _deep(lambda after: instances.page("order", LIMIT, after))
         deep_oldest = _deep(lambda after: instances.page("order", LIMIT, after, oldest_first=True))
         deep_tagged = _deep(lambda after: instances.tagged("order", paid, LIMIT, after))
-        reads: dict[str, Callable[[], object]] = {
-            "first page": lambda: instances.page("order", LIMIT),
-            f"page {DEEP:,}": lambda: instances.page("order", LIMIT, deep),
-            "oldest page": lambda: instances.page("order", LIMIT, oldest_first=True),
-            f"oldest page {DEEP:,}": lambda: instances.page("order", LIMIT, deep_oldest, oldest_first=True),
-            "page of a tag": lambda: instances.tagged("order", paid, LIMIT),
-            f"page {DEEP:,} of a tag": lambda: instances.tagged("order", paid, LIMIT, deep_tagged),
-            "states of a page": lambda: instances.read("order", _ids(instances)),
-            "count to 10,001": lambda: instances.count("order", 10_001),
-            "count of a tag to 10,001": lambda: instances.count("order", 10_001, paid),
+        reads: dict[str, tuple[int, Callable[[], object]]] = {
+            "first page": (BAR, lambda: instances.page("order", LIMIT)),
+            f"page {DEEP:,}": (BAR, lambda: instances.page("order", LIMIT, deep)),
+            "oldest page": (BAR, lambda: instances.page("order", LIMIT, oldest_first=True)),
+            f"oldest page {DEEP:,}": (BAR, lambda: instances.page("order", LIMIT, deep_oldest, oldest_first=True)),
+            "page of a tag": (BAR, lambda: instances.tagged("order", paid, LIMIT)),
+            f"page {DEEP:,} of a tag": (BAR, lambda: instances.tagged("order", paid, LIMIT, deep_tagged)),
+            "states of a page": (BAR, lambda: instances.read("order", _ids(instances))),
+            "count to 10,001": (COUNT_BAR, lambda: instances.count("order", 10_001)),
+            "count of a tag to 10,001": (COUNT_BAR, lambda: instances.count("order", 10_001, paid)),
+            f"show, {HANDLED} entries, {TIMEOUTS} rows": (SHOW_BAR, lambda: run(app, "show", "watched", "one")),
         }
-        for what, read in reads.items():
+        if engine == "memory":  # which is for tests, and looks at the whole journal for the entries of one key
+            del reads[f"show, {HANDLED} entries, {TIMEOUTS} rows"]
+        for what, (bar, read) in reads.items():
             median, worst = _milliseconds(read)
-            report(f"{what} of {SIZE:,}, {engine}", f"{median:.2f} ms, 95 % in {worst:.2f}", f"< {BAR} ms", worst < BAR)
+            report(f"{what} of {SIZE:,}, {engine}", f"{median:.2f} ms, 95 % in {worst:.2f}", f"< {bar} ms", worst < bar)
 
 
 @contextmanager
-def _filled(engine: str, folder: Path) -> Iterator[Backend]:
-    """Fill a store of its own."""
+def _filled(engine: str, folder: Path) -> Iterator[Celery]:
+    """Fill a store of its own, and make an app on it."""
     with ExitStack() as stack:
-        url = f"sqlite:///{folder}/sagas.sqlite3" if engine == "sqlite" else stack.enter_context(servers.database(engine))
-        clock = Clock()
-        backend = stack.enter_context(closing(open_backend(url, prefix=servers.unique(), options={}, clock=clock)))
-        backend.prepare(create_schema=True, processes=1)
-        inserts = map(_insert, range(SIZE))
-        while part := list(islice(inserts, AT_ONCE)):
-            assert backend.many(part) == [None] * len(part)
-            clock.advance(EVERY_MS)
-        yield backend
+        app = Celery(servers.unique("app"), broker="memory://", set_as_current=True)
+        app.conf.saga_backend, app.conf.saga_prefix = stack.enter_context(_url(engine, folder)), servers.unique()
+        stack.callback(close_runtime, app)
+        with closing(
+            open_backend(app.conf.saga_backend, prefix=app.conf.saga_prefix, options={}, clock=(clock := Clock()))
+        ) as backend:
+            backend.prepare(create_schema=True, processes=1)
+            inserts = map(_insert, range(SIZE))
+            while part := list(islice(inserts, AT_ONCE)):
+                assert backend.many(part) == [None] * len(part)
+                clock.advance(EVERY_MS)
+            for _ in range(HANDLED):
+                app.tasks["watched.watch"](name="one")
+            yield app
+
+
+@contextmanager
+def _url(engine: str, folder: Path) -> Iterator[str]:
+    if engine in ("memory", "sqlite"):
+        yield "memory://filled" if engine == "memory" else f"sqlite:///{folder}/sagas.sqlite3"
+    else:
+        with servers.database(engine) as url:
+            yield url
 
 
 def _insert(number: int) -> Insert:

@@ -536,7 +536,7 @@ class TestStored:
         record = engine.record()
         assert record is not None
         memory = engine.backend.sagas._state  # type: ignore[attr-defined]
-        memory.instances[record.id] = record._replace(data=data, schema_version=schema_version)
+        memory.instances.put(record._replace(data=data, schema_version=schema_version), frozenset())
 
     def test_unknown_fields_are_written_back(self, engine: Engine) -> None:
         self.stored(engine, '{"order_id":"42","total":1,"gift":{"wrap":true}}')

@@ -306,8 +306,8 @@ class TestRefused:
 
     def test_newer_state(self, app: Celery, order: OperatedInstance, shop: Any) -> None:
         instances = cast(MemoryBackend, backend_of(app))._state.instances
-        for id, record in instances.items():
-            instances[id] = record._replace(schema_version=2)
+        for record in [*instances]:
+            instances.put(record._replace(schema_version=2), frozenset())
         with pytest.raises(NewerState):
             order.try_step(shop.pay.s(receipt="r"))
 

@@ -74,7 +74,7 @@ class MemoryBackend(Backend):
     def records(self) -> list[Record]:
         """Return all instances, in the order in which they were made."""
         with self._state.lock:
-            return list(self._state.instances.values())
+            return list(self._state.instances)
 
     def next_due(self) -> int | None:
         """Return when the next row of the outbox, or group of an aggregator, is due; in milliseconds since the epoch."""

@@ -1,26 +1,27 @@
-"""Pages of instances in memory: each call looks at all of them."""
+"""Pages of instances in memory."""
 
-from collections.abc import Callable, Iterable, Sequence
-from heapq import nlargest, nsmallest
-from itertools import islice
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 
-from celery_sagas.stores.instances import Glance, Instances, Page, check_place, glance_at
+from celery_sagas.stores.instances import Instances, Page, check_place, glance_at
 from celery_sagas.stores.memory.state import MemoryStore
 from celery_sagas.stores.records import Record
 
 
 class MemoryInstances(MemoryStore, Instances):
-    """Pages that are sorted when they are read: nothing is kept for them."""
+    """Pages of the sorted lists of places, and of ids."""
 
     def page(self, name: str, limit: int, after: str = "", *, oldest_first: bool = False) -> Page:
         if after:
             check_place(after)
         with self._state.lock:
-            return _page(map(glance_at, self._under(name)), lambda each: each.place, limit, after, oldest_first=oldest_first)
+            places = _cut(self._state.instances.places(name), limit, after, oldest_first=oldest_first)
+            return self._page(places, [place.partition(":")[2] for place in places], limit)
 
     def tagged(self, name: str, tag: tuple[str, str], limit: int, after: str = "") -> Page:
         with self._state.lock:
-            return _page(map(glance_at, self._under(name, tag)), lambda each: each.id, limit, after)
+            ids = _cut(self._state.instances.places(name, tag), limit, after)
+            return self._page(ids, ids, limit)
 
     def read(self, name: str, ids: Sequence[str]) -> list[Record]:
         with self._state.lock:
@@ -29,19 +30,17 @@ class MemoryInstances(MemoryStore, Instances):
 
     def count(self, name: str, at_most: int, tag: tuple[str, str] | None = None) -> int:
         with self._state.lock:
-            return sum(1 for _ in islice(self._under(name, tag), at_most))
+            return min(len(self._state.instances.places(name, tag)), at_most)
 
-    def _under(self, name: str, tag: tuple[str, str] | None = None) -> Iterable[Record]:
-        """Yield the instances under a name, or those that have a tag."""
-        for record in self._state.instances.values():
-            if record.saga == name and (tag is None or tag in self._state.tags[record.id]):
-                yield record
+    def _page(self, places: Sequence[str], ids: Sequence[str], limit: int) -> Page:
+        glances = tuple(glance_at(self._state.instances[id]) for id in ids[:limit])
+        return Page(glances, places[limit - 1] if len(places) > limit else "")
 
 
-def _page(
-    found: Iterable[Glance], position: Callable[[Glance], str], limit: int, after: str, *, oldest_first: bool = False
-) -> Page:
-    follows = str.__gt__ if oldest_first else str.__lt__
-    left = (each for each in found if not after or follows(position(each), after))
-    chosen = (nsmallest if oldest_first else nlargest)(limit + 1, left, key=position)
-    return Page(tuple(chosen[:limit]), position(chosen[limit - 1]) if len(chosen) > limit else "")
+def _cut(places: Sequence[str], limit: int, after: str, *, oldest_first: bool = False) -> Sequence[str]:
+    """Return the places that follow one, in the order in which they are asked for, and one more than a page has."""
+    if oldest_first:
+        start = bisect_right(places, after)
+        return places[start : start + limit + 1]
+    end = bisect_left(places, after) if after else len(places)
+    return places[max(end - limit - 1, 0) : end][::-1]

@@ -1,6 +1,5 @@
 """Saga instances in memory."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 from celery_sagas.core.ids import time_ordered_id
@@ -53,8 +52,7 @@ class MemorySagaStore(MemoryStore, SagaStore):
 
     def count(self, names: Sequence[str]) -> dict[str, int]:
         with self._state.lock:
-            counts = Counter(record.saga for record in self._state.instances.values())
-            return {name: counts[name] for name in names}
+            return {name: len(self._state.instances.places(name)) for name in names}
 
     def rename(self, name: str, former: str, limit: int, after: str = "") -> Renamed:
         with self._state.lock:
@@ -128,8 +126,7 @@ def _insert(state: MemoryState, record: NewRecord, now: int) -> None:
     keys = ((KEY, record.key), *record.keys)
     if record.id in state.instances or _taken(state, record.names, keys):
         raise RevisionConflict(record.names[0], record.key, "unique")
-    state.instances[record.id] = _first_version(record, now)
-    state.tags[record.id] = frozenset(record.tags)
+    state.instances.put(_first_version(record, now), frozenset(record.tags))
     _add_keys(state, record.names[0], record.id, keys)
 
 
@@ -141,8 +138,8 @@ def _update(state: MemoryState, record: Record, change: Change, lock_owner: str,
     for path in _held(state, current, change.removed_keys):
         del state.keys[path]
     _add_keys(state, current.saga, current.id, change.added_keys)
-    state.instances[current.id] = _next_version(current, change, now)
-    state.tags[current.id] = state.tags[current.id] - {*change.removed_tags} | {*change.added_tags}
+    tags = state.instances.tags(current.id) - {*change.removed_tags} | {*change.added_tags}
+    state.instances.put(_next_version(current, change, now), tags)
     state.locks.pop(current.id, None)
     for id in change.cancelled:
         state.outbox.remove_of_instance(current.id, id)
@@ -151,8 +148,7 @@ def _update(state: MemoryState, record: Record, change: Change, lock_owner: str,
 def _delete(state: MemoryState, record: Record, lock_owner: str, now: int) -> None:
     """Remove the instance that was found, its keys, and the outgoing rows that end with it."""
     current = _unchanged(state, record, lock_owner, now)
-    del state.instances[current.id]
-    del state.tags[current.id]
+    state.instances.remove(current.id)
     state.locks.pop(current.id, None)
     state.keys = {path: id for path, id in state.keys.items() if id != current.id}
     for row in state.outbox.of_instance(current.id):
@@ -162,7 +158,7 @@ def _delete(state: MemoryState, record: Record, lock_owner: str, now: int) -> No
 
 def _rename_instances(state: MemoryState, name: str, former: str, limit: int, after: str) -> Renamed:
     """Move instances that follow an id to another name of their saga, unless a key of theirs is taken there."""
-    ids = sorted(id for id, record in state.instances.items() if record.saga == former and id > after)
+    ids = sorted(record.id for record in state.instances if record.saga == former and record.id > after)
     page = ids[:limit]
     conflicts = tuple((id, state.instances[id].key) for id in page if not _rename(state, state.instances[id], name))
     return Renamed(len(page) - len(conflicts), conflicts, page[-1] if len(ids) > limit else "")
@@ -176,7 +172,7 @@ def _rename(state: MemoryState, record: Record, name: str) -> bool:
     for path in paths:
         del state.keys[path]
     _add_keys(state, name, record.id, keys)
-    state.instances[record.id] = record._replace(saga=name)
+    state.instances.put(record._replace(saga=name), state.instances.tags(record.id))
     return True
 
 

@@ -3,11 +3,14 @@
 import threading
 import time
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import count
+from typing import TypeAlias
 
+from celery_sagas.stores.instances import place
 from celery_sagas.stores.memory.buffers import MemoryGroups
 from celery_sagas.stores.records import AuditEntry, DeadLetter, Entry, OutboxRow, Record
 from celery_sagas.stores.switches import Switch
@@ -16,6 +19,63 @@ from celery_sagas.stores.switches import Switch
 Clock = Callable[[], int]
 #: A key or an alternate key: the stored name of the saga, the property (``KEY`` for the key itself) and the value.
 KeyPath = tuple[str, str, str]
+#: A property and its value.
+_Tag: TypeAlias = tuple[str, str]
+_Tags: TypeAlias = frozenset[_Tag]
+
+
+class Instances:
+    """Instances in views: a dictionary by id, and for each saga, and for each tag in it, a sorted list of their places."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Record] = {}
+        self._tags: dict[str, _Tags] = {}
+        self._places: defaultdict[tuple[str, _Tag | None], list[str]] = defaultdict(list)
+
+    def __contains__(self, id: str) -> bool:
+        return id in self._by_id
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self._by_id.values())
+
+    def __getitem__(self, id: str) -> Record:
+        return self._by_id[id]
+
+    def get(self, id: str) -> Record | None:
+        """Return an instance, or ``None``."""
+        return self._by_id.get(id)
+
+    def tags(self, id: str) -> _Tags:
+        """Return the tags of an instance."""
+        return self._tags[id]
+
+    def put(self, record: Record, tags: _Tags) -> None:
+        """Add an instance, or replace the one with the same id."""
+        if record.id in self:
+            self._forget_places(record.id)
+        self._by_id[record.id], self._tags[record.id] = record, tags
+        for path, position in _places_of(record, tags):
+            insort(self._places[path], position)
+
+    def remove(self, id: str) -> None:
+        """Remove an instance that is there."""
+        self._forget_places(id)
+        del self._by_id[id], self._tags[id]
+
+    def _forget_places(self, id: str) -> None:
+        for path, position in _places_of(self._by_id[id], self._tags[id]):
+            places = self._places[path]
+            del places[bisect_left(places, position)]
+
+    def places(self, saga: str, tag: _Tag | None = None) -> Sequence[str]:
+        """Return the places of a saga's instances, in order; or the ids of those that have a tag."""
+        return self._places.get((saga, tag), ())
+
+
+def _places_of(record: Record, tags: _Tags) -> Iterator[tuple[tuple[str, _Tag | None], str]]:
+    yield (record.saga, None), place(record.updated_at, record.id)
+    for tag in tags:
+        yield (record.saga, tag), record.id
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +182,8 @@ class MemoryState:
     """Everything that is stored under one prefix; its readers and writers hold the lock."""
 
     lock: AbstractContextManager[object] = field(default_factory=threading.Lock)
-    instances: dict[str, Record] = field(default_factory=dict)  #: by id
+    instances: Instances = field(default_factory=Instances)
     keys: dict[KeyPath, str] = field(default_factory=dict)  #: the id of the instance that holds a key
-    tags: dict[str, frozenset[tuple[str, str]]] = field(default_factory=dict)  #: (property, value), by the instance's id
     locks: dict[str, tuple[str, int]] = field(default_factory=dict)  #: owner and end of a lock, by the instance's id
     journal: dict[tuple[str, str], Entry] = field(default_factory=dict)  #: by (step, message id)
     audit: dict[str, AuditEntry] = field(default_factory=dict)  #: by id

@@ -13,10 +13,12 @@ from celery_sagas.stores.redis.store import RedisStore
 
 T = TypeVar("T")
 
-#: How many characters of a slot, and of a tag, a member has before the id.
-_OF_SLOT, _OF_TAG = 8, 21
+#: How many bytes of a slot, or of a tag, a member has before the id.
+_BEFORE_ID: Final = 8
 #: Behind every slot, and before every tag.
 _BEHIND_SLOTS: Final = b"(~"
+#: How a member is text: byte by byte, also where it is no UTF-8.
+_BYTES: Final = "latin-1"
 #: Behind every id: no UTF-8 has this byte.
 _BEHIND_IDS: Final = b"\xff"
 #: How many instances one script indexes, which it reads with their whole states: a script blocks all other clients.
@@ -62,15 +64,15 @@ class RedisInstances(RedisStore, Instances):
     def page(self, name: str, limit: int, after: str = "", *, oldest_first: bool = False) -> Page:
         behind = _behind(after) if after else b""
         bounds = (behind or b"-", _BEHIND_SLOTS) if oldest_first else (behind or _BEHIND_SLOTS, b"-")
-        answers = self._ask(_PAGE, name, [*bounds, int(oldest_first), limit, _OF_SLOT, PENDING])
-        parts = [_part(answer, _OF_SLOT, _place_of) for _, answer in answers]
+        answers = self._ask(_PAGE, name, [*bounds, int(oldest_first), limit, PENDING])
+        parts = [_part(answer, _place_of) for _, answer in answers]
         return _merged(parts, name, limit, oldest_first=oldest_first)
 
     def tagged(self, name: str, tag: tuple[str, str], limit: int, after: str = "") -> Page:
         first, last = _bounds_of(tag)
-        behind = b"(" + encode(tag_path(*tag) + bound_of(after)) if after else last
-        answers = self._ask(_PAGE, name, [behind, first, 0, limit, _OF_TAG, PENDING])
-        return _merged([_part(answer, _OF_TAG, _id_of) for _, answer in answers], name, limit)
+        behind = b"(" + tag_path(*tag) + encode(bound_of(after)) if after else last
+        answers = self._ask(_PAGE, name, [behind, first, 0, limit, PENDING])
+        return _merged([_part(answer, _id_of) for _, answer in answers], name, limit)
 
     def read(self, name: str, ids: Sequence[str]) -> list[Record]:
         by_shard: dict[Shard, list[str]] = {}
@@ -90,8 +92,8 @@ class RedisInstances(RedisStore, Instances):
         self._placement.check()
         number, walk, position = (after or _FIRST_WALK.format(0)).split(":", 2)
         shard, script = self._placement.shards[int(number)], _INDEX if walk == "instances" else _SWEEP
-        args: list[Word] = [encode(position), min(limit, _INDEXED_AT_ONCE)]
-        answer = self._client.run(script, _keys(shard, name), args, commits=True).decode(errors="replace")
+        args: list[Word] = [position.encode(_BYTES), min(limit, _INDEXED_AT_ONCE)]
+        answer = self._client.run(script, _keys(shard, name), args, commits=True).decode(_BYTES)
         if script is _INDEX:
             return f"{number}:listed:" if answer == "0" else f"{number}:instances:{answer}"
         if answer:
@@ -126,28 +128,28 @@ def _behind(place: str) -> bytes:
 
 def _bounds_of(tag: tuple[str, str]) -> tuple[bytes, bytes]:
     """Return the bounds of a tag's members."""
-    path = encode(tag_path(*tag))
+    path = tag_path(*tag)
     return b"[" + path, b"(" + path + _BEHIND_IDS
 
 
-def _part(answer: Sequence[bytes], skipped: int, position_of: Callable[[str], str]) -> _Part:
-    end, *members = (text.decode(errors="replace") for text in answer[::2])
+def _part(answer: Sequence[bytes], position_of: Callable[[bytes], str]) -> _Part:
+    end, *members = answer[::2]
     pairs = zip(members, answer[3::2], strict=True)
-    found = [_Found(position_of(member), _begin_of(member), member[skipped:], packed) for member, packed in pairs]
+    found = [_Found(position_of(member), _begin_of(member), _id_of(member), packed) for member, packed in pairs]
     return _Part(found, position_of(end) if end else "")
 
 
-def _begin_of(member: str) -> int:
+def _begin_of(member: bytes) -> int:
     """Return when the slot of a member begins; 0 of a tag."""
-    return 0 if member.startswith("~") else int(member[:_OF_SLOT], 16) << SLOT_BITS
+    return 0 if member.startswith(b"~") else int(member[:_BEFORE_ID], 16) << SLOT_BITS
 
 
-def _place_of(member: str) -> str:
-    return f"{member[:_OF_SLOT]}:{member[_OF_SLOT:]}"
+def _place_of(member: bytes) -> str:
+    return f"{member[:_BEFORE_ID].decode()}:{_id_of(member)}"
 
 
-def _id_of(member: str) -> str:
-    return member[_OF_TAG:]
+def _id_of(member: bytes) -> str:
+    return member[_BEFORE_ID:].decode(errors="replace")
 
 
 def _merged(parts: Sequence[_Part], name: str, limit: int, *, oldest_first: bool = False) -> Page:

@@ -129,7 +129,7 @@ class RedisSagaStore(RedisStore, SagaStore):
         """Prepare ``insert``."""
         shard, saga = self._placement.of_id(record.id), record.names[0]
         head, tail = pack_new(record)
-        keys = [key_path(record.key), *paths(record.keys), *tag_paths(record.tags)]
+        keys: list[Word] = [key_path(record.key), *paths(record.keys), *tag_paths(record.tags)]
         own: list[Word] = [record.id, head, tail, *keys]
         return self._commit(_INSERT, shard, shard.commit(saga, record.names), (len(keys), 0, 0), own, effects, (saga, record.key))
 
@@ -137,8 +137,8 @@ class RedisSagaStore(RedisStore, SagaStore):
         """Prepare ``update``."""
         shard = self._placement.of_id(record.id)
         head, tail = pack_change(record, change)
-        removed = [*paths(change.removed_keys), *tag_paths(change.removed_tags)]
-        added = [*paths(change.added_keys), *tag_paths(change.added_tags)]
+        removed: list[Word] = [*paths(change.removed_keys), *tag_paths(change.removed_tags)]
+        added: list[Word] = [*paths(change.added_keys), *tag_paths(change.added_tags)]
         numbers = (len(removed), len(added), len(change.cancelled))
         own: list[Word] = [record.id, record.version, effects.lock_owner, head, tail, *removed, *added, *change.cancelled]
         return self._commit(

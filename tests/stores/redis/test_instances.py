@@ -122,12 +122,8 @@ def _walk(read: Callable[[str], Page]) -> Iterator[Page]:
 
 def _listed(backend: RedisBackend) -> dict[str, int]:
     """Return how many members the orders have in all shards: those of instances, and those of tags."""
-    members = [
-        member.decode()
-        for shard in backend._placement.shards
-        for member in backend.client.run(_MEMBERS, [shard.listed(NAME)], [])
-    ]
-    return {"instances": sum(member[0] != "~" for member in members), "tags": sum(member[0] == "~" for member in members)}
+    members = [member for shard in backend._placement.shards for member in backend.client.run(_MEMBERS, [shard.listed(NAME)], [])]
+    return {"instances": sum(member[:1] != b"~" for member in members), "tags": sum(member[:1] == b"~" for member in members)}
 
 
 class TestKept:

@@ -177,7 +177,7 @@ def _index(backend: RedisBackend) -> None:
 
 def _sweep(backend: RedisBackend) -> None:
     record = start(backend, tags=NEW)
-    gone = [f"00000001{record.id}", "00000001gone", f"{tag_path(*NEW[0])}gone"]
+    gone = [f"00000001{record.id}", "00000001gone", tag_path(*NEW[0]) + b"gone"]
     backend.client.run(ENLIST, [backend._placement.shards[0].listed("order")], gone)
     assert backend.instances.index("order", 9, backend.instances.index("order", 9)) == ""
 

@@ -9,9 +9,8 @@ local instances, listed, limit = KEYS[1], KEYS[2], tonumber(ARGV[2])
 
 -- The member that an instance should have in the place of this one; nothing if it has ended, this one if it cannot be read.
 local function right(member)
-  local is_of_tag = is_tag(member)
-  local id = string.sub(member, is_of_tag and 22 or 9)
-  if is_of_tag then return redis.call('HEXISTS', instances, id) == 1 and member end
+  local id = string.sub(member, 9)
+  if is_tag(member) then return redis.call('HEXISTS', instances, id) == 1 and member end
   local record = redis.call('HGET', instances, id)
   local updated_at = string.match(record or '', '^%d+ %d+ %d+ (%d+) ')
   return record and (updated_at and place(updated_at, id) or member)
