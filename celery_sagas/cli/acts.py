@@ -14,7 +14,9 @@ from celery_sagas.cli.app import opened, saga_named
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.acts.acting import REASON_CHARACTERS, Done
 from celery_sagas.errors import InvalidState
-from celery_sagas.operate.operator import OperatedInstance, Operator, checked_text, default_actor
+from celery_sagas.operate.actors import checked_text, default_actor
+from celery_sagas.operate.instance import OperatedInstance
+from celery_sagas.operate.operator import Operator
 from celery_sagas.operate.patching import NOTHING, difference, finite, patched, restored
 from celery_sagas.operate.redact import redacted
 from celery_sagas.worker.runtime import Runtime

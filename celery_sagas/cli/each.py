@@ -21,7 +21,8 @@ from celery_sagas.engine.acts.acting import Done
 from celery_sagas.engine.instance import lookup_in
 from celery_sagas.errors import SagaError, SagaNotFound
 from celery_sagas.operate.choosing import chosen_of
-from celery_sagas.operate.operator import OperatedInstance, Operator
+from celery_sagas.operate.instance import OperatedInstance
+from celery_sagas.operate.operator import Operator
 from celery_sagas.stores.records import ID
 from celery_sagas.worker.runtime import Runtime
 

@@ -19,7 +19,9 @@ from celery_sagas.core.correlation import ArgumentRule
 from celery_sagas.core.registry import registry
 from celery_sagas.core.step import StepDefinition
 from celery_sagas.engine.dead_letters.dead_lettering import text_of
-from celery_sagas.operate.operator import OperatedInstance, Operator, default_actor
+from celery_sagas.operate.actors import default_actor
+from celery_sagas.operate.instance import OperatedInstance
+from celery_sagas.operate.operator import Operator
 from celery_sagas.operate.outgoing import Call, OutgoingMessage
 from celery_sagas.operate.patching import difference
 from celery_sagas.operate.trying import Tried

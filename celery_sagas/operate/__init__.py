@@ -2,7 +2,8 @@
 
 from celery_sagas.engine.acts.acting import Done
 from celery_sagas.operate.dead_letters import DeadLetters, Treated
-from celery_sagas.operate.operator import OperatedInstance, Operator
+from celery_sagas.operate.instance import OperatedInstance
+from celery_sagas.operate.operator import Operator
 from celery_sagas.operate.outgoing import Call, OutgoingMessage
 from celery_sagas.operate.switching import Switched
 from celery_sagas.operate.trying import Tried

@@ -1,57 +1,39 @@
 """The operator: a person, or a program in the place of one, who looks at instances and acts on them."""
 
-import getpass
-import json
 import logging
-import os
-import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import partial
-from types import MappingProxyType
-from typing import Any, Final
-from uuid import uuid4
+from typing import Any
 
 from celery import Celery
 
-from celery_sagas import signals
 from celery_sagas.core.delays import Delay, seconds_of
-from celery_sagas.core.ids import derived_id
-from celery_sagas.core.names import storable
 from celery_sagas.core.registry import registry
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.signatures import AnySignature
-from celery_sagas.engine.acts import verbs
-from celery_sagas.engine.acts.acting import ACTOR_CHARACTERS, REASON_CHARACTERS, Act, Done, Plan, Planner, Subject, perform
-from celery_sagas.engine.instance import lookup_in, shown_property
+from celery_sagas.engine.acts.acting import ACTOR_CHARACTERS, REASON_CHARACTERS
+from celery_sagas.engine.instance import lookup_in
 from celery_sagas.engine.query import lookup_of
-from celery_sagas.errors import MisuseError, SagaNotFound, UnreadableState
+from celery_sagas.errors import MisuseError, UnreadableState
 from celery_sagas.operate import switching
-from celery_sagas.operate.answering import Sent, answer_to, failure_to, failure_to_requester
-from celery_sagas.operate.arriving import meant_for, message_to
+from celery_sagas.operate.actors import Actor, checked_text
+from celery_sagas.operate.arriving import message_to
 from celery_sagas.operate.choosing import chosen_of, matching
 from celery_sagas.operate.dead_letters import DeadLetters
-from celery_sagas.operate.explain import explain
-from celery_sagas.operate.patching import patched
-from celery_sagas.operate.reading import read_facts
+from celery_sagas.operate.instance import OperatedInstance
 from celery_sagas.operate.switching import Switched
 from celery_sagas.operate.trying import Tried, try_message
-from celery_sagas.operate.view import view_of
 from celery_sagas.operate.where import where_of
 from celery_sagas.stores.instances import Glance
-from celery_sagas.stores.ports import Backend
-from celery_sagas.stores.records import ID, Lookup
-from celery_sagas.worker.runtime import Runtime, runtime_of
+from celery_sagas.stores.records import ID
+from celery_sagas.worker.runtime import runtime_of
 from celery_sagas.worker.saga import Saga
 from celery_sagas.worker.step import Step
-from celery_sagas.worker.targets import step_of
 
 logger = logging.getLogger("celery_sagas")
 
-_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
-
-class Operator:
+class Operator(Actor):
     """A person, or a program in the place of one, who looks at instances and acts on them.
 
     Args:
@@ -66,12 +48,9 @@ class Operator:
     """
 
     def __init__(self, app: Celery, actor: str, *, dry_run: bool = False, batch: str = "") -> None:
-        self.app = app
-        self.actor = checked_text("actor", actor, ACTOR_CHARACTERS)
-        self.dry_run = dry_run
-        self.batch = batch
+        super().__init__(app, checked_text("actor", actor, ACTOR_CHARACTERS), dry_run, batch)
 
-    def instance(self, saga: type[Saga] | str, key: object = None, /, **by: object) -> "OperatedInstance":
+    def instance(self, saga: type[Saga] | str, key: object = None, /, **by: object) -> OperatedInstance:
         """Return an instance to act on; whether it exists is found out then.
 
         Args:
@@ -89,7 +68,7 @@ class Operator:
 
     def instances(
         self, saga: type[Saga] | str, /, *, paused: bool = False, idle: Delay | None = None, where: str = "", **by: object
-    ) -> "Iterator[OperatedInstance]":
+    ) -> Iterator[OperatedInstance]:
         """Yield the instances of a saga, or some of them, to act on each; they are found by indexes, in pages.
 
         With ``where`` their states are read, page by page. One that cannot be read raises ``UnreadableState``, and ``next()``
@@ -133,7 +112,7 @@ class Operator:
             raise MisuseError("acts on dead letters cannot be planned", "Make an Operator without dry_run=True")
         return DeadLetters(runtime_of(self.app), self.actor, checked_text("reason", reason, REASON_CHARACTERS))
 
-    def try_step(self, step: "Step[Any, ..., Any] | AnySignature | str") -> Tried:
+    def try_step(self, step: Step[Any, ..., Any] | AnySignature | str) -> Tried:
         """Run a step on what is stored, as its message would, and say what would come of it; nothing is written or sent.
 
         What the handler does by itself, such as a request over HTTP, it does. Messages that it publishes with ``delay`` are held
@@ -150,7 +129,7 @@ class Operator:
         """
         return try_message(runtime_of(self.app), message_to(step))
 
-    def _found(self, saga: SagaDefinition, found: Glance | UnreadableState) -> "OperatedInstance":
+    def _found(self, saga: SagaDefinition, found: Glance | UnreadableState) -> OperatedInstance:
         if isinstance(found, UnreadableState):
             raise found
         return OperatedInstance(self, saga, lookup_in(saga, ID, found.id))
@@ -194,252 +173,6 @@ class Operator:
         return done
 
 
-@dataclass(frozen=True)
-class OperatedInstance:
-    """An instance as an operator acts on it: ``operator.instance(Order, "42")``.
-
-    Each act is one commit, with who acts, and why: ``reason``, at most 2,000 characters. If the instance changes at the same
-    time, the act is decided again on what it is then.
-
-    All acts raise these errors:
-
-    * ``SagaNotFound``: There is no such instance.
-    * ``MisuseError``: It has another version than ``expected_version``, or the act does not fit it.
-    * ``NewerState``, ``UnreadableState``: Newer code has written it, or it cannot be read.
-    * ``RevisionConflict``: It was changed each time, or is locked.
-    * ``StoreError``: It is unknown whether it was done.
-    """
-
-    operator: Operator
-    saga: SagaDefinition
-    lookup: Lookup
-
-    def show(self) -> dict[str, Any] | None:
-        """Return what is known of it, redacted: what ``celery sagas show --json`` prints; ``None`` if it is gone.
-
-        Raises:
-            StoreError: The store is away.
-        """
-        facts = read_facts(self._runtime, self.saga, self.lookup)
-        return None if facts is None else view_of(facts, explain(facts), self._runtime.settings.hidden)
-
-    def pause(self, reason: str, *, expected_version: int | None = None) -> Done:
-        """Have all messages to it wait until it is resumed, also timeouts and answers; at most 100, others are redelivered later.
-
-        A message that is being handled at this moment is handled before, or waits. A pause stops no clock: what is due meanwhile
-        comes when it is resumed.
-        """
-        return self._act("pause", reason, verbs.pause, expected_version)
-
-    def resume(self, reason: str, *, expected_version: int | None = None) -> Done:
-        """Have it go on: the messages that waited are sent, in the order of their arrival."""
-        return self._act("resume", reason, verbs.resume, expected_version)
-
-    def terminate(self, reason: str, *, leave_undone: bool = False, expected_version: int | None = None) -> Done:
-        """End it where it stands: none of its steps runs.
-
-        Its timeouts end with it. Its ``Outcome`` is ``COMPLETED``, with the reason ``"terminated"``. Whoever waits for its answer
-        gets a ``Failure`` of the kind ``"revoked"``; or the answer ``None``, if no step takes a failure.
-
-        Args:
-            reason: Why.
-            leave_undone: Whether it may end although something that it has done could be undone.
-            expected_version: The version that it must have.
-        """
-
-        def plan(subject: Subject) -> Plan:
-            failure = partial(failure_to_requester, self._runtime, subject)
-            return verbs.terminate(subject, failure, leave_undone=leave_undone)
-
-        return self._act("terminate", reason, plan, expected_version)
-
-    def patch(
-        self,
-        reason: str,
-        *,
-        values: Mapping[str, Any] = _NOTHING,
-        removed: Sequence[str] = (),
-        change: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
-        expected_version: int | None = None,
-    ) -> Done:
-        """Change its state, which must be valid then.
-
-        Args:
-            reason: Why.
-            values: Values of JSON by their paths, such as ``{"lines.0.sku": "x"}``.
-            removed: The paths of what is removed.
-            change: Instead, a function that returns the changed fields, given the stored ones, as values of JSON.
-            expected_version: The version that it must have.
-
-        Raises:
-            InvalidState: The state would not be valid; nothing was written.
-            KeyTaken: An alternate key belongs to another instance.
-            ValueError: A path leads nowhere.
-        """
-        changed = change or partial(patched, values=values, removed=removed)
-        most_bytes = self._runtime.settings.max_state_bytes
-        about = None if change else [dict(values), list(removed)]
-        return self._act("patch", reason, lambda subject: verbs.patch(subject, changed, most_bytes), expected_version, about)
-
-    def fire(self, name: str, reason: str, *, expected_version: int | None = None) -> Done:
-        """Have a timeout, or the deadline of a request, come now: the first time, or again.
-
-        It is handled once, however often it comes. Of a series it is the next occurrence.
-
-        Args:
-            name: Of the timeout; or the id of the request, or its task.
-            reason: Why.
-            expected_version: The version that it must have.
-        """
-        rows = list[str]()
-        done = self._act("fire", reason, partial(self._plan_to_fire, name=name, rows=rows), expected_version, [name])
-        if not self.operator.dry_run:
-            self._backend.outbox.hurry(rows[-1:])
-        return done
-
-    def skip(self, name: str, reason: str, *, expected_version: int | None = None) -> Done:
-        """Have it no longer wait for a timeout, or for the answer to a request.
-
-        Args:
-            name: Of the timeout; or the id of the request, or its task.
-            reason: Why.
-            expected_version: The version that it must have.
-        """
-        return self._act("skip", reason, partial(verbs.skip, name=name), expected_version, [name])
-
-    def answer(
-        self,
-        request: str,
-        value: Any,
-        reason: str,
-        *,
-        arguments: Mapping[str, Any] = _NOTHING,
-        expected_version: int | None = None,
-    ) -> Done:
-        """Answer a request in the place of the task that was asked, whose own answer changes nothing any more.
-
-        Args:
-            request: Its id, or its task.
-            value: The answer, as values of JSON.
-            reason: Why.
-            arguments: What the step takes besides: ``then=`` had it in its message, and the instance does not keep it.
-            expected_version: The version that it must have.
-
-        Raises:
-            InvalidMessage: The step does not accept the value, or lacks an argument.
-        """
-        message = partial(answer_to, request=request, value=value, arguments=arguments)
-        return self._send("answer", reason, message, expected_version, [request, value, dict(arguments)])
-
-    def fail(
-        self,
-        request: str,
-        text: str,
-        reason: str,
-        *,
-        arguments: Mapping[str, Any] = _NOTHING,
-        expected_version: int | None = None,
-    ) -> Done:
-        """Have a request fail, with a ``Failure`` of the kind ``"revoked"``, which is not retried.
-
-        Args:
-            request: Its id, or its task.
-            text: Of the failure.
-            reason: Why.
-            arguments: What the step takes besides: ``otherwise=`` had it in its message, and the instance does not keep it.
-            expected_version: The version that it must have.
-
-        Raises:
-            InvalidMessage: The step lacks an argument.
-        """
-        message = partial(failure_to, request=request, text=text, arguments=arguments)
-        return self._send("fail", reason, message, expected_version, [request, text, dict(arguments)])
-
-    def try_step(self, step: "Step[Any, ..., Any] | AnySignature | str", *, awaited: str | None = None) -> Tried:
-        """Run a step on what is stored of the instance, as ``Operator.try_step`` does; nothing is written or sent.
-
-        If the instance waits for a timeout, or an outcome of a request, that goes to the step, the message is taken for that.
-
-        Args:
-            step: A signature of the step; or the step, or its name, if it takes no arguments. Those that name the instance may
-                be left out; the answer is the first one.
-            awaited: The name of the timeout; or the id of the request, or its task. It is needed if several go to the step.
-
-        Raises:
-            TypeError: ``step`` is of another type.
-            SagaNotFound: There is no such instance.
-            MisuseError: The step is none of the saga's, or does not fit what is awaited, or its arguments name another instance;
-                it shares a transaction; or a task runs here.
-            NewerState: Newer code has written it.
-            SagaError: With which the message would fail. An error of the handler is in the result.
-        """
-        record = self._backend.sagas.find(self.lookup).record
-        if record is None:
-            raise SagaNotFound(self.saga.name, shown_property(self.saga, self.lookup), self.lookup.value, False)
-        step_of(self.saga, step, "a trial")
-        return try_message(self._runtime, meant_for(message_to(step), record, awaited))
-
-    def reindex(self, reason: str, *, expected_version: int | None = None) -> Done:
-        """Have it be found and listed by the fields that its saga names today in ``also_by`` and ``search_by``.
-
-        A commit of a message does the same: this is for an instance to which none comes soon. Its state stays as it is stored.
-
-        Raises:
-            InvalidState: A value cannot be indexed.
-            KeyTaken: An alternate key belongs to another instance.
-        """
-        return self._act("reindex", reason, verbs.reindex, expected_version)
-
-    @property
-    def _runtime(self) -> Runtime:
-        return runtime_of(self.operator.app)
-
-    @property
-    def _backend(self) -> Backend:
-        return self._runtime.backends.of(self.saga)
-
-    def _plan_to_fire(self, subject: Subject, *, name: str, rows: list[str]) -> Plan:
-        awaited = verbs.awaited_by(subject.pending, subject.name, name)
-        if not awaited.row:
-            raise MisuseError(f"the request {name} of {subject.name} has no deadline that could come", "Answer it, or skip it")
-        if not self._backend.outbox.read([awaited.row]):
-            problem = f"the outbox does not have {name} of {subject.name} any more: it was published, and is not published again"
-            raise MisuseError(problem, "If it does not come, have the instance wait for it no longer: celery sagas skip")
-        rows.append(awaited.row)
-        return verbs.note(subject, f"{name} comes now", fired=name)
-
-    def _send(
-        self, verb: str, reason: str, message: Callable[..., Sent], expected_version: int | None, about: Sequence[Any]
-    ) -> Done:
-        def plan(subject: Subject) -> Plan:
-            sent = message(self._runtime, subject)
-            return verbs.settle(subject, sent.request, sent.message)
-
-        return self._act(verb, reason, plan, expected_version, about)
-
-    def _act(self, verb: str, reason: str, plan: Planner, expected_version: int | None, about: Sequence[Any] | None = ()) -> Done:
-        """Act on it; what the act is about tells it from others of its verb, and is ``None`` if that cannot be said."""
-        operator = self.operator
-        is_once = bool(operator.batch) and about is not None
-        id = derived_id(operator.batch, json.dumps([verb, about], default=str)) if is_once else str(uuid4())
-        act = Act(verb, operator.actor, checked_text("reason", reason, REASON_CHARACTERS), id)
-        services = self._runtime.services_of(self.saga)
-        done = perform(services, self.saga, self.lookup, act, plan, expected_version=expected_version, dry_run=operator.dry_run)
-        if done.changed:
-            logger.info("%s %r %s: %r, by %r: %r", done.saga, done.key, act.name, done.text, act.actor, act.reason)
-            signals.instance_operated.send(sender=operator.app, act=act, done=done)
-        return done
-
-
-def default_actor() -> str:
-    """Return who runs this process: the user, also behind sudo, and the machine."""
-    try:
-        user = os.environ.get("SUDO_USER") or getpass.getuser()
-    except (OSError, KeyError):  # the user has no name here
-        user = str(os.getuid())
-    return storable(f"{user}@{socket.gethostname()}", ACTOR_CHARACTERS)
-
-
 def saga_of(saga: type[Saga] | str) -> SagaDefinition:
     """Return the definition of a saga, given its class or its stored name.
 
@@ -450,16 +183,3 @@ def saga_of(saga: type[Saga] | str) -> SagaDefinition:
     if not isinstance(found, SagaDefinition):
         raise MisuseError(f"{saga!r} is no saga of this app", f"Known: {', '.join(registry.sagas) or 'none'}")
     return found
-
-
-def checked_text(what: str, given: str, most: int) -> str:
-    """Return a text that an act keeps.
-
-    Raises:
-        ValueError: It is empty, too long, or cannot be stored.
-    """
-    if not isinstance(given, str) or not given.strip():
-        raise ValueError(f"{what}= takes a text, and is empty")
-    if len(given) > most or storable(given, most) != given:
-        raise ValueError(f"{what}= takes at most {most:,} characters, which can be stored")
-    return given

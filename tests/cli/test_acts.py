@@ -15,7 +15,9 @@ from celery_sagas import Failure, Saga
 from celery_sagas.core.pending import PAUSED
 from celery_sagas.engine.acts.acting import Done
 from celery_sagas.errors import MisuseError, StoreUnavailable
-from celery_sagas.operate.operator import OperatedInstance, Operator, default_actor
+from celery_sagas.operate.actors import default_actor
+from celery_sagas.operate.instance import OperatedInstance
+from celery_sagas.operate.operator import Operator
 from celery_sagas.signals import instance_operated
 from celery_sagas.stores.records import KEY, Lookup
 from celery_sagas.worker.runtime import runtime_of

@@ -179,8 +179,8 @@ def test_wrong_input(app: Celery, shop: Any, words: list[str], problem: str) -> 
 
 def test_newer_schema(app: Celery, shop: Any) -> None:
     backend: Any = backend_of(app)
-    for id, record in backend._state.instances.items():
-        backend._state.instances[id] = record._replace(schema_version=2)
+    for record in [*backend._state.instances]:
+        backend._state.instances.put(record._replace(schema_version=2), frozenset())
     result = run(app, "try", "order.pay", "42", "--args", '{"receipt": "r"}')
     assert (result.exit_code, "schema version 2" in result.output) == (1, True)
 
