@@ -195,7 +195,7 @@ LUA = (
     Mutation(
         "lua",
         "stores/redis/lua/instances/instances_page.lua",
-        "  if skipped == 8 and place(updated_at, id) ~= member then return nil end\n",
+        "  if not is_tag(member) and place(updated_at, id) ~= member then return nil end\n",
         "",
         "An instance that does not change between two pages comes once, whatever older code has left of it.",
     ),
