@@ -13,7 +13,7 @@ from celery_sagas.cli.switches import RELEASE
 from celery_sagas.errors import StoreUnavailable
 from celery_sagas.operate.explain import Verdict
 from celery_sagas.operate.spans import span
-from celery_sagas.operate.stuck import HELD, Look, Trouble, each_once
+from celery_sagas.operate.stuck import Look, Trouble, each_once
 from celery_sagas.worker.runtime import Runtime
 
 #: The exit status if there is trouble.
@@ -22,7 +22,7 @@ _COLUMNS = ("VERDICT", "SAGA", "KEY", "SINCE", "WHAT")
 #: The commands that help, by verdict.
 _SHOW = "celery -A proj sagas show SAGA KEY    shows one instance, and what helps"
 _HINTS = {
-    HELD: RELEASE,
+    Verdict.HELD.value: RELEASE,
     Verdict.PAUSED.value: "celery -A proj sagas resume SAGA KEY --reason WHY    lets a paused instance go on",
     **dict.fromkeys((Verdict.OVERDUE.value, Verdict.DEFERRED.value, Verdict.OPEN.value, Verdict.IDLE.value), _SHOW),
     Verdict.UNSENT.value: "celery -A proj inspect sagas_relay    shows which relays run, and what they meet",

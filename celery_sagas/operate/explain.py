@@ -29,6 +29,7 @@ class Verdict(StrEnum):
     NEWER = "newer"  #: newer code has written it
     PAUSED = "paused"  #: an operator has paused it
     FAILING = "failing"  #: a message of it is a dead letter
+    HELD = "held"  #: an operator holds its saga, or a step for which it waits
     OVERDUE = "overdue"  #: a timeout or a deadline is due for long, and was not handled
     UNSENT = "unsent"  #: a message of it is not published
     DEFERRED = "deferred"  #: messages wait with it for another status
@@ -109,6 +110,24 @@ def _failing(facts: Facts, due: Sequence[Due]) -> Finding | None:
     sentence = f"A message to {newest.task} failed {ago} ago with {newest.error}, and is a dead letter.{is_newest}"
     remedy = Remedy(("sagas", "dead", "show", *_argument(newest.id)), "shows why; dead retry sends it again")
     return Finding(sentence, remedy)
+
+
+def _held(facts: Facts, due: Sequence[Due]) -> Finding | None:
+    switch = next((each for each in facts.held if each.name in facts.saga.names or _is_waited_for(facts, due, each.name)), None)
+    if switch is None:
+        return None
+    who, reason = switch.actor or "Somebody", switch.reason.rstrip(".") or "no reason is known"
+    sentence = f"{who} held {switch.name} {span(facts.now - switch.at)} ago: {reason}. Its messages wait until it is released."
+    return Finding(sentence, Remedy(("sagas", "release", "--reason", "WHY", *_argument(switch.name)), "has them handled again"))
+
+
+def _is_waited_for(facts: Facts, due: Sequence[Due], name: str) -> bool:
+    """Return whether a step gets what is due by now, or the outcome of an open request."""
+    step = next((each for each in facts.steps if name in each.names), None)
+    waited_for = {each.step for each in due if each.at <= facts.now} | {
+        to for each in facts.requests for to in (each.then, each.otherwise)
+    }
+    return step is not None and not waited_for.isdisjoint(step.names)
 
 
 def _overdue(facts: Facts, due: Sequence[Due]) -> Finding | None:
@@ -279,6 +298,7 @@ _FINDERS: Final[Mapping[Verdict, Callable[[Facts, Sequence[Due]], Finding | None
     Verdict.NEWER: _newer,
     Verdict.PAUSED: _paused,
     Verdict.FAILING: _failing,
+    Verdict.HELD: _held,
     Verdict.OVERDUE: _overdue,
     Verdict.UNSENT: _unsent,
     Verdict.DEFERRED: _deferred,

@@ -15,6 +15,7 @@ from celery_sagas.core.step import Decision, StepDefinition
 from celery_sagas.core.timeouts import Timeout
 from celery_sagas.errors import NewerState, UnreadableState
 from celery_sagas.stores.records import DeadLetter, Entry, OutboxGlance, Record
+from celery_sagas.stores.switches import Switch
 
 #: What a series raises that cannot tell its next time.
 _NO_TIME: Final = (ValueError, KeyError, OverflowError, OSError)
@@ -69,6 +70,7 @@ class Facts:
     dead_letters: Sequence[DeadLetter] = ()  #: of its messages, newest first
     members: Mapping[str, MemberOutcomes] = field(default_factory=dict)  #: of its gathers, by request
     steps: Sequence[StepDefinition] = ()  #: of the saga
+    held: Sequence[Switch] = ()  #: what operators hold of the saga: itself, or steps of it
 
     @property
     def requests(self) -> list[Request]:

@@ -20,9 +20,11 @@ from celery_sagas.engine.listing import read_records
 from celery_sagas.engine.outcomes import Kind
 from celery_sagas.errors import NewerState, StoreError, UnreadableState, problems_text
 from celery_sagas.operate.facts import Facts, detail_of, parts_of
+from celery_sagas.operate.switching import held_in
 from celery_sagas.stores.instances import Glance
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import ID, KEY, DeadLetter, Entry, Lookup, OutboxGlance, Record
+from celery_sagas.stores.switches import Switch
 from celery_sagas.worker.runtime import Runtime
 
 #: How many entries of the journal are read, and how many rows of the outbox, dead letters and gathers are looked for. Of rows
@@ -128,7 +130,14 @@ def _facts_of(runtime: Runtime, saga: SagaDefinition, record: Record) -> Facts:
         dead_letters=_dead_letters(runtime, saga, entries, _expected(pending, now)),
         members=_members(runtime, saga, record.id, pending),
         steps=list(registry.steps_of(saga)),
+        held=_held(backend, saga),
     )
+
+
+def _held(backend: Backend, saga: SagaDefinition) -> list[Switch]:
+    """Return what operators hold of a saga."""
+    names = {*saga.names, *(name for step in registry.steps_of(saga) for name in step.names)}
+    return [switch for switch in held_in(backend) if switch.name in names]
 
 
 def _facts_of_damaged(runtime: Runtime, saga: SagaDefinition, lookup: Lookup, problem: UnreadableState) -> Facts:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from celery_sagas.core.pending import PAUSED
 from celery_sagas.core.registry import registry
@@ -30,14 +30,12 @@ _PAGES = 10
 _PAGE = 50
 #: How many instances of a saga with ``max_idle`` are looked at, of which something may be sure to come to most.
 _LOOKED_AT = 100_000
-#: The verdict about a saga, or a step, that an operator holds.
-HELD: Final = "held"
 
 
 class Trouble(NamedTuple):
     """Something that does not go on. Its texts may have stored text in them, as it is."""
 
-    verdict: str  #: as ``explain`` says it; or ``HELD``
+    verdict: str  #: as ``explain`` says it
     saga: str  #: the stored name; empty: it is of none, or of several
     key: str  #: empty: it is of no instance, of several, or of one that is gone or cannot be read
     id: str  #: of the instance; empty: it is of none, or of several
@@ -94,7 +92,7 @@ class Look:
             saga = step.saga if step else saga
             if saga in self.sagas or self.is_whole:
                 subject = (saga.name if saga else "", "", "", switch.at, now - switch.at, step.name if step else "")
-                yield Trouble(HELD, *subject, 0, f"{switch.actor} holds {switch.name}: {switch.reason}")
+                yield Trouble(Verdict.HELD.value, *subject, 0, f"{switch.actor} holds {switch.name}: {switch.reason}")
 
     def _paused(self, now: int) -> Iterator[Trouble]:
         if not self.backend.has_instances:

@@ -122,6 +122,17 @@ class TestEachStore:
         (held,) = [each for each in facts(app, "stats") if "held" in each]
         assert (held["held"], held["actor"], held["reason"]) == ("order.charge_card", "ann", "INC-881")
 
+    def test_show_says_so(self, app: Celery, shop: Any) -> None:
+        """Of its saga, and not of a step that nothing goes to."""
+        shop.place.delay("42")
+        Worker(app).one()
+        run(app, "hold", "order.charge_card", *WHY)
+        assert facts(app, "show", "order", "42")[0]["verdict"] == "idle"
+        run(app, "hold", "purchase", *WHY)
+        shown = facts(app, "show", "order", "42")[0]
+        assert (shown["verdict"], shown["sentence"][:16]) == ("held", "ann held order 0")
+        assert shown["remedy"]["command"] == "celery -A proj sagas release --reason WHY order"
+
     def test_audit_shows_both(self, app: Celery, shop: Any) -> None:
         run(app, "hold", "order.place", *WHY)
         run(app, "release", "order.place", *WHY)

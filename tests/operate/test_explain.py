@@ -22,6 +22,7 @@ from celery_sagas.operate.explain import LATE_MS, Explanation, Verdict, explain
 from celery_sagas.operate.facts import Facts, is_left_alone
 from celery_sagas.operate.spans import span
 from celery_sagas.stores.records import DeadLetter, Entry, OutboxGlance, Record
+from celery_sagas.stores.switches import Switch
 
 MINUTE, HOUR = 60_000, 3_600_000
 #: 2027-01-15 08:00:00 UTC
@@ -131,6 +132,7 @@ def entry(detail: str, attempt: str = "run", at: int = NOW - 2 * HOUR) -> Entry:
     return Entry("order.place", "message", attempt, "handled", "order", "8841", "id", 3, detail, at)
 
 
+HELD = Switch("order.remind", "ann", "carrier down.", NOW - 2 * HOUR)
 PAUSE = Pause(NOW - 2 * HOUR, "ann", "carrier down.")
 ASKED = entry('{"asked": [{"request": "request", "task": "shop.charge"}]}')
 UNREADABLE, NEWER = UnreadableState("order", "8841", "it is no JSON"), NewerState("order", "8841", 3, 1)
@@ -192,6 +194,30 @@ TABLE: list[tuple[str, Callable[[], Facts], str, str]] = [
         lambda: facts(dead_letters=[letter("b"), letter("a", NOW - 2 * HOUR)]),
         "A message to order.shipped failed 1 h ago with KeyError, and is a dead letter. It is the newest of 2.",
         "sagas dead show b",
+    ),
+    (
+        "held",
+        lambda: facts(held=[Switch("order", "ann", "carrier down.", NOW - 2 * HOUR)]),
+        "ann held order 2 h ago: carrier down. Its messages wait until it is released.",
+        "sagas release --reason WHY order",
+    ),
+    (
+        "held",
+        lambda: facts(timeout(), row(), held=[HELD], steps=(step("order.remind"),)),
+        "ann held order.remind 2 h ago: carrier down. Its messages wait until it is released.",
+        "sagas release --reason WHY order.remind",
+    ),
+    (
+        "held",
+        lambda: facts(requests(charge()), held=[Switch("order.failed", "", "", LATE)], steps=(step("order.failed"),)),
+        "Somebody held order.failed 1 h ago: no reason is known. Its messages wait until it is released.",
+        "sagas release --reason WHY order.failed",
+    ),
+    (
+        "waiting",
+        lambda: facts(timeout(LATER), row(due_at=LATER), held=[HELD], steps=(step("order.remind"),)),
+        "The timeout delivery is due in 1 h, at 2027-01-15 09:00:00 UTC, and goes to order.remind.",
+        "",
     ),
     (
         "overdue",
