@@ -309,8 +309,8 @@ class RevisionConflict(StoreError):
 
     def __str__(self) -> str:
         return (
-            f"{self.saga} {self.key!r} was changed by another message since it was found ({self.reason}); "
-            "the step runs again from find."
+            f"{self.saga} {self.key!r} was changed by another message since it was found ({self.reason}). Nothing was stored; "
+            "a step runs again from find."
         )
 
 
