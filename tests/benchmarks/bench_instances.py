@@ -106,9 +106,8 @@ def _copies(engine: str, size: int) -> list[str]:
         "mariadb": f"SELECT seq AS n FROM seq_0_to_{size - 1}",
         "sqlite": f"WITH RECURSIVE r(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM r WHERE n < {size - 1}) SELECT n FROM r",
     }[engine]
-    copied = (
-        "prefix, {id}, saga, {key}, version, schema_version, replace(data, '\"instance\"', {state}), pending, "
-        "created_at, updated_at, locked_by, locked_until"
+    columns = (
+        "prefix, {id}, saga, {key}, version, schema_version, {data}, pending, created_at, updated_at, locked_by, locked_until"
     )
     number = "CAST(n AS CHAR)" if engine == "mariadb" else "CAST(n AS TEXT)"
     join = f"concat('instance ', {number})" if engine == "mariadb" else f"'instance ' || {number}"
@@ -116,6 +115,8 @@ def _copies(engine: str, size: int) -> list[str]:
     unlike = {"postgresql": "gen_random_uuid()::text", "mariadb": "CAST(uuid() AS CHAR)", "sqlite": "lower(hex(randomblob(16)))"}[
         engine
     ]
-    select = copied.format(id=unlike, key=join, state=state)
+    into = columns.format(id="id", key="`key`" if engine == "mariadb" else "key", data="data")
+    select = columns.format(id=unlike, key=join, data=f"replace(data, '\"instance\"', {state})")
     analyze = {"postgresql": "VACUUM ANALYZE", "mariadb": "ANALYZE TABLE", "sqlite": "ANALYZE"}[engine]
-    return [f"INSERT INTO saga_instance SELECT {select} FROM saga_instance, ({numbers}) AS numbers", f"{analyze} saga_instance"]
+    insert = f"INSERT INTO saga_instance ({into}) SELECT {select} FROM saga_instance, ({numbers}) AS numbers"
+    return [insert, f"{analyze} saga_instance"]
