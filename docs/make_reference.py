@@ -1,16 +1,21 @@
 """Write reference.md from the source: ``python docs/make_reference.py``.
 
 Signatures, docstrings and the comments of fields (``#:``) are read as text and never imported, so that the page is the same
-whatever Python and libraries are installed, and shows what exists for type checkers alone.
+whatever Python and libraries are installed, and shows what exists for type checkers alone. The commands are those of click.
 """
 
 import ast
+import inspect
 import re
 from collections.abc import Iterator
 from functools import cache, cached_property
 from pathlib import Path
 from textwrap import dedent
 from typing import Any, NamedTuple
+
+import click
+
+from celery_sagas.cli import sagas
 
 DOCS = Path(__file__).resolve().parent
 PACKAGE = "celery_sagas"
@@ -406,45 +411,44 @@ def keywords_of(call: ast.Call) -> dict[str, Any]:
 
 def commands() -> Iterator[str]:
     """Yield every command, by the files that define them."""
-    for path in sorted((DOCS.parent / PACKAGE / "cli").glob("*.py")):
-        of = source(f"{PACKAGE}.cli.{path.stem}") if path.stem != "__init__" else source(f"{PACKAGE}.cli")
-        for node in of.names.values():
-            for mark in node.decorator_list if isinstance(node, Function) else ():
-                if isinstance(mark, ast.Call) and isinstance(mark.func, ast.Attribute) and mark.func.attr == "command":
-                    yield from command(of, node, mark)
+    for name, each in sorted(commands_in(sagas, "sagas"), key=lambda found: where(found[1])):
+        yield f"### `celery {name}`"
+        yield code(" ".join([f"celery -A proj {name}", *map(usage, each.params)]), "console")
+        yield markdown(inspect.cleandoc(each.help or ""))
+        if options := [f"- `{usage(one).strip('[]')}`: {help_of(one)}" for one in each.params if isinstance(one, click.Option)]:
+            yield "\n".join(options)
     for name in ("sagas_code", "sagas_relay"):
         yield f"### `celery inspect {name}`"
         yield code(f"celery -A proj inspect {name} [--json]", "console")
         yield markdown(docstring(require(f"{PACKAGE}.worker.process.control", name).node))
 
 
-def command(of: Source, node: Function, mark: Any) -> Iterator[str]:
-    """Yield one command: how it is called, what it does, its options."""
-    parent = "" if of.segment(mark.func.value) == "click" else f"{of.segment(mark.func.value)} "
-    name = f"sagas {parent}{mark.args[0].value if mark.args else node.name}"
-    found = [each for mark in node.decorator_list if (each := parameter_of(of, mark))]
-    yield f"### `celery {name}`"
-    yield code(" ".join([f"celery -A proj {name}", *(usage for usage, _ in found)]), "console")
-    yield from described(docstring(node))
-    if options := [f"- `{usage.strip('[]')}`: {text}" for usage, text in found if text]:
-        yield "\n".join(options)
+def commands_in(group: click.Group, name: str) -> Iterator[tuple[str, click.Command]]:
+    """Yield the commands of a group, and of those in it, with the words that call them."""
+    for each in group.commands.values():
+        words = f"{name} {each.name}"
+        yield from commands_in(each, words) if isinstance(each, click.Group) else [(words, each)]
 
 
-def parameter_of(of: Source, mark: Any) -> tuple[str, str] | None:
-    """Return how an option or argument is written, and its help; ``None`` if the decorator is neither."""
-    if isinstance(mark, ast.Name) and (named := find(of.name, mark.id)) and isinstance(named.node, ast.Assign):
-        mark = named.node.value
-    kind = mark.func.attr if isinstance(mark, ast.Call) and isinstance(mark.func, ast.Attribute) else ""
-    if kind not in ("option", "argument") or not isinstance(mark, ast.Call):
-        return None
-    names = [ast.literal_eval(each) for each in mark.args]
-    given = keywords_of(mark)
-    if kind == "argument":
-        return str(given.get("metavar") or (f"[{names[0].upper()}]" if given.get("required") is False else names[0].upper())), ""
-    flags = "|".join(name for name in names if name.startswith("-"))
-    value = "" if given.get("is_flag") else " " + flags.rpartition("--")[2].upper()
-    default = f" Default: {given['default']}." if given.get("show_default") else ""
-    return f"[{flags}{value}]", markdown(str(given.get("help", ""))) + default
+def where(command: click.Command) -> tuple[str, int]:
+    """Return the module that defines a command, and the line."""
+    function = inspect.unwrap(command.callback) if command.callback else commands
+    return function.__module__, function.__code__.co_firstlineno
+
+
+def usage(parameter: click.Parameter) -> str:
+    """Return how an option or argument is written."""
+    if isinstance(parameter, click.Option):
+        flags = "|".join((*parameter.opts, *parameter.secondary_opts))
+        value = "" if parameter.is_flag else f" {parameter.metavar or flags.rpartition('--')[2].upper()}"
+        return f"{flags}{value}" if parameter.required else f"[{flags}{value}]"
+    name = str(parameter.name).upper()
+    return parameter.metavar or (name if parameter.required else f"[{name}]")
+
+
+def help_of(option: click.Option) -> str:
+    """Return what an option does, and what it is if it is left out."""
+    return markdown(option.help or "") + (f" Default: {option.default}." if option.show_default else "")
 
 
 def ports() -> Iterator[str]:

@@ -4,7 +4,7 @@ import functools
 import json
 import tempfile
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 import click
 
@@ -21,11 +21,10 @@ from celery_sagas.operate.patching import NOTHING, difference, finite, patched, 
 from celery_sagas.operate.redact import redacted
 from celery_sagas.worker.runtime import Runtime
 
+Command = TypeVar("Command", bound=Callable[..., object])
+
 #: What a file of a state may have at most, in characters.
 _FILE: Final = 100_000_000
-_WORDS = click.argument("words", nargs=-1, required=True, metavar="SAGA [KEY]")
-_WORDS_AND_NAME = click.argument("words", nargs=-1, required=True, metavar="SAGA [KEY] NAME")
-_WORDS_AND_REQUEST = click.argument("words", nargs=-1, required=True, metavar="SAGA [KEY] REQUEST")
 _ID = click.option("--id", metavar="ID", help="The instance with this id.")
 _BY = click.option("--by", metavar="FIELD=VALUE", help="The instance with this value of a field in also_by, or in search_by.")
 REASON = click.option("--reason", required=True, metavar="TEXT", help="Why: the journal and the audit keep it.")
@@ -33,6 +32,18 @@ ACTOR = click.option("--actor", metavar="NAME", help="Who acts; the user of this
 _VERSION = click.option("--expect-version", type=click.IntRange(min=1), help="Act only on this version of the instance.")
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Say what would be done, and write nothing.")
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+
+
+def _about(words: str) -> Callable[[Command], Command]:
+    """Return a decorator that adds what each act is given; the words name the instance, and what it is about."""
+    argument = click.argument("words", nargs=-1, required=True, metavar=words)
+
+    def add(command: Command) -> Command:
+        for each in (JSON, DRY_RUN, _VERSION, ACTOR, REASON, _BY, _ID, argument):
+            command = each(command)
+        return command
+
+    return add
 
 
 class _Given(NamedTuple):
@@ -70,14 +81,7 @@ class _Given(NamedTuple):
 
 
 @click.command()
-@_WORDS
-@_ID
-@_BY
-@REASON
-@ACTOR
-@_VERSION
-@DRY_RUN
-@JSON
+@_about("SAGA [KEY]")
 @click.pass_context
 def pause(context: click.Context, /, **options: Any) -> None:
     """Have all messages to an instance wait until it is resumed, also timeouts and answers.
@@ -90,14 +94,7 @@ def pause(context: click.Context, /, **options: Any) -> None:
 
 
 @click.command()
-@_WORDS
-@_ID
-@_BY
-@REASON
-@ACTOR
-@_VERSION
-@DRY_RUN
-@JSON
+@_about("SAGA [KEY]")
 @click.pass_context
 def resume(context: click.Context, /, **options: Any) -> None:
     """Have a paused instance go on: the messages that waited are sent, in the order of their arrival."""
@@ -106,14 +103,7 @@ def resume(context: click.Context, /, **options: Any) -> None:
 
 
 @click.command()
-@_WORDS
-@_ID
-@_BY
-@REASON
-@ACTOR
-@_VERSION
-@DRY_RUN
-@JSON
+@_about("SAGA [KEY]")
 @click.option("--leave-undone", is_flag=True, help="End it although something that it has done could be undone.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_context
@@ -133,14 +123,7 @@ def terminate(context: click.Context, /, leave_undone: bool, yes: bool, **option
 
 
 @click.command()
-@_WORDS
-@_ID
-@_BY
-@REASON
-@ACTOR
-@_VERSION
-@DRY_RUN
-@JSON
+@_about("SAGA [KEY]")
 @click.option("--set", "values", multiple=True, metavar="PATH=JSON", help="Set a value, such as lines.0.count=2.")
 @click.option("--unset", "removed", multiple=True, metavar="PATH", help="Remove a value.")
 @click.option("--file", type=click.File("r", encoding="utf-8"), help="Take all fields from a JSON object.")
@@ -188,14 +171,7 @@ def _change_of(
 
 
 @click.command()
-@_WORDS_AND_NAME
-@_ID
-@_BY
-@REASON
-@ACTOR
-@_VERSION
-@DRY_RUN
-@JSON
+@_about("SAGA [KEY] NAME")
 @click.pass_context
 def fire(context: click.Context, /, **options: Any) -> None:
     """Have a timeout, or the deadline of a request, come now: the first time, or again.
@@ -208,14 +184,7 @@ def fire(context: click.Context, /, **options: Any) -> None:
 
 
 @click.command()
-@_WORDS_AND_NAME
-@_ID
-@_BY
-@REASON
-@ACTOR
-@_VERSION
-@DRY_RUN
-@JSON
+@_about("SAGA [KEY] NAME")
 @click.pass_context
 def skip(context: click.Context, /, **options: Any) -> None:
     """Have an instance no longer wait for a timeout, or for the answer to a request.
@@ -227,14 +196,7 @@ def skip(context: click.Context, /, **options: Any) -> None:
 
 
 @click.command()
-@_WORDS_AND_REQUEST
-@_ID
-@_BY
-@REASON
-@ACTOR
-@_VERSION
-@DRY_RUN
-@JSON
+@_about("SAGA [KEY] REQUEST")
 @click.option("--value", metavar="JSON", help="The answer.")
 @click.option("--fail", metavar="TEXT", help="Instead, have the request fail, with this text.")
 @click.option("--argument", "arguments", multiple=True, metavar="NAME=JSON", help="What the step takes besides.")
