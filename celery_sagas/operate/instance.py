@@ -16,11 +16,12 @@ from celery_sagas.core.signatures import AnySignature
 from celery_sagas.engine.acts import verbs
 from celery_sagas.engine.acts.acting import REASON_CHARACTERS, Act, Done, Plan, Planner, Subject, perform
 from celery_sagas.engine.instance import shown_property
-from celery_sagas.errors import MisuseError, SagaNotFound
+from celery_sagas.errors import SagaNotFound
 from celery_sagas.operate.actors import Actor, checked_text
 from celery_sagas.operate.answering import Sent, answer_to, failure_to, failure_to_requester
 from celery_sagas.operate.arriving import meant_for, message_to
 from celery_sagas.operate.explain import explain
+from celery_sagas.operate.facts import detail_of
 from celery_sagas.operate.patching import patched
 from celery_sagas.operate.reading import read_facts
 from celery_sagas.operate.trying import Tried, try_message
@@ -33,6 +34,8 @@ from celery_sagas.worker.targets import step_of
 
 logger = logging.getLogger("celery_sagas")
 
+#: How many of the newest entries of an instance may have an answer that was given in the place of a task.
+_ENTRIES: Final = 50
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
@@ -133,11 +136,8 @@ class OperatedInstance:
             reason: Why.
             expected_version: The version that it must have.
         """
-        rows = list[str]()
-        done = self._act("fire", reason, partial(self._plan_to_fire, name=name, rows=rows), expected_version, [name])
-        if not self._operator.dry_run:
-            self._backend.outbox.hurry(rows[-1:])
-        return done
+        plan = partial(verbs.fire, name=name, is_there=lambda row: bool(self._backend.outbox.read([row])))
+        return self._act("fire", reason, plan, expected_version, [name])
 
     def skip(self, name: str, reason: str, *, expected_version: int | None = None) -> Done:
         """Have it no longer wait for a timeout, or for the answer to a request.
@@ -240,31 +240,29 @@ class OperatedInstance:
     def _backend(self) -> Backend:
         return self._runtime.backends.of(self.saga)
 
-    def _plan_to_fire(self, subject: Subject, *, name: str, rows: list[str]) -> Plan:
-        awaited = verbs.awaited_by(subject.pending, subject.name, name)
-        if not awaited.row:
-            raise MisuseError(f"the request {name} of {subject.name} has no deadline that could come", "Answer it, or skip it")
-        if not self._backend.outbox.read([awaited.row]):
-            problem = f"the outbox does not have {name} of {subject.name} any more: it was published, and is not published again"
-            raise MisuseError(problem, "If it does not come, have the instance wait for it no longer: celery sagas skip")
-        rows.append(awaited.row)
-        return verbs.note(subject, f"{name} comes now", fired=name)
-
     def _send(
         self, verb: str, reason: str, message: Callable[..., Sent], expected_version: int | None, about: Sequence[Any]
     ) -> Done:
         def plan(subject: Subject) -> Plan:
             sent = message(self._runtime, subject)
-            return verbs.settle(subject, sent.request, sent.message)
+            return verbs.settle(subject, sent.request, sent.message, self._rival(subject, sent.request.id))
 
         return self._act(verb, reason, plan, expected_version, about)
+
+    def _rival(self, subject: Subject, request: str) -> str:
+        """Return who has answered a request in the place of its task before; empty: nobody has."""
+        history = self._backend.journal.history(self.saga.names, subject.record.key, _ENTRIES)
+        acts = (
+            detail_of(each) for each in reversed(history) if (each.instance_id, each.step) == (subject.record.id, subject.step)
+        )
+        return next((act["actor"] for act in acts if act.get("request") == request), "")
 
     def _act(self, verb: str, reason: str, plan: Planner, expected_version: int | None, about: Sequence[Any] | None = ()) -> Done:
         """Act on it; what the act is about tells it from others of its verb, and is ``None`` if that cannot be said."""
         operator = self._operator
         is_once = bool(operator.batch) and about is not None
         id = derived_id(operator.batch, json.dumps([verb, about], default=str)) if is_once else str(uuid4())
-        act = Act(verb, operator.actor, checked_text("reason", reason, REASON_CHARACTERS), id)
+        act = Act(verb, operator.actor, checked_text("reason", reason, REASON_CHARACTERS), id, may_be_done=is_once)
         services = self._runtime.services_of(self.saga)
         done = perform(services, self.saga, self.lookup, act, plan, expected_version=expected_version, dry_run=operator.dry_run)
         if done.changed:

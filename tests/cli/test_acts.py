@@ -379,7 +379,7 @@ class TestAnswer:
         queued = [each for each in (worker.step(), worker.step()) if each is not None]
         assert [each.task for each in queued] == [charge.name, weigh.name]
         result = run(app, "answer", "order", "42", weigh.name, "--value", "7", *WHY)
-        assert result.output == "order 42 order.weighed gets it (version 2).\n"
+        assert result.output == "order 42 order.weighed gets it (version 3).\n"
         worker.run()
         assert sorted(state(app)["notes"]) in (["charged by visa", "weighs 5"], ["charged by visa", "weighs 7"])
 
@@ -408,6 +408,13 @@ class TestAnswer:
         instance.answer(weigh.name, 7, "as it is")
         worker.run()
         assert state(app)["notes"] == ["weighs 7"]
+
+    def test_two_operators(self, app: Celery, order: Any, worker: Worker) -> None:
+        """One answer counts, and the other operator is told."""
+        ann, ben = (Operator(app, name).instance(order, "42") for name in ("ann", "ben"))
+        assert ann.answer(weigh.name, 7, "as it is").text == "order.weighed gets it"
+        rival = "order.weighed gets it, unless the answer that ann has given comes first"
+        assert ben.answer(weigh.name, 8, "as I see it").text == rival
 
     def test_text_that_no_store_keeps(self, app: Celery, order: Any) -> None:
         result = run(app, "answer", "order", "42", charge.name, "--value", '"a\\u0000"', "--argument", 'by="x"', *WHY)

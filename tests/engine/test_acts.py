@@ -14,7 +14,7 @@ from celery_sagas.core.requests.requests import ReplyKind, Target
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.sending import SerializedMessage
 from celery_sagas.engine.acts.acting import Act, Done, Planner, Subject, perform
-from celery_sagas.engine.acts.verbs import note, patch, pause, reindex, resume, settle, skip, terminate
+from celery_sagas.engine.acts.verbs import fire, patch, pause, reindex, resume, settle, skip, terminate
 from celery_sagas.engine.instance import lookup_in
 from celery_sagas.engine.outcomes import Kind, read_entry
 from celery_sagas.errors import (
@@ -68,6 +68,11 @@ def paused(engine: Engine, if_not: str = "raise", status: str = "open") -> Ticke
 def changing(**fields: Any) -> Callable[[Subject], Any]:
     """Return the plan of a patch."""
     return lambda subject: patch(subject, lambda found: {**found, **fields}, 10_000)
+
+
+def settling(subject: Subject) -> Any:
+    """Plan the answer to a request."""
+    return settle(subject, subject.pending.requests["r1"], FAILURE)
 
 
 def ending(failure: SerializedMessage | None = None, *, leave_undone: bool = False) -> Callable[[Subject], Any]:
@@ -209,9 +214,27 @@ class TestPerform:
         made = tickets(engine)
         act(engine, partial(skip, name="once"))
         version = made.record.version
-        done = act(engine, lambda subject: note(subject, "is noted"))
+        done = act(engine, pause)
         assert (done.changed, done.text) == (False, "it was done before")
         assert made.record.version == version
+
+    def test_repetition_that_does_not_fit_any_more(self, engine: Engine) -> None:
+        """A batch is run again: the instance waits no longer for what was skipped, and has another version."""
+        version = tickets(engine).record.version
+        again = Act("skip", "ann", "carrier down", "batch", may_be_done=True)
+        where, plan = lookup_in(definition(), KEY, "1"), partial(skip, name="once")
+        first, second = (perform(engine.services, definition(), where, again, plan, expected_version=version) for _ in range(2))
+        assert (first.changed, second.changed, second.text) == (True, False, "it was done before")
+
+    @pytest.mark.parametrize("verb", ["fire", "settle"])
+    def test_version_is_kept_until_it_is_committed(self, engine: Engine, rival: Engine, verb: str) -> None:
+        """Of acts, too, that leave the state as it is."""
+        made = tickets(engine)
+        made.become("open")
+        plans = {"fire": partial(fire, name="once", is_there=bool), "settle": settling}
+        engine.interpose().once_before("update", lambda: Tickets(rival, "defer").come("message") and None)
+        with pytest.raises(MisuseError, match="has version 3, and 2 was expected"):
+            act(engine, plans[verb], expected_version=2)
 
     def test_dry_run_writes_nothing(self, engine: Engine) -> None:
         made = tickets(engine)
@@ -300,6 +323,12 @@ class TestReindex:
         done = act(engine, reindex)
         assert (done.changed, done.planned, done.text) == (False, False, "it is indexed as its saga says")
         assert (made.record, made.entries) == before
+
+    def test_state_that_cannot_be_upgraded_is_replaced(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Ticket, "upgrade", lambda data, version: data["lost"])
+        made = tickets(engine)
+        done = act(engine, changing(status="open", code="c2"), saga=definition(schema_version=2))
+        assert (done.changed, made.data["status"], made.record.schema_version) == (True, "open", 2)
 
     def test_paused_instance_stays_paused(self, engine: Engine) -> None:
         made = paused(engine)
@@ -465,15 +494,30 @@ class TestSkip:
             act(engine, partial(skip, name="delivery"))
 
 
-def test_note_sends_messages_and_leaves_the_instance(engine: Engine) -> None:
+def test_answer_leaves_the_state(engine: Engine) -> None:
     made = tickets(engine)
     before = made.record
-    done = act(engine, lambda subject: note(subject, "is answered", [FAILURE], request="r1"))
-    assert (done.changed, done.version, made.record) == (True, before.version, before)
+    done = act(engine, settling)
+    assert (done.changed, done.version, made.record.data) == (True, before.version + 1, before.data)
     assert engine.publisher.ids == ["f1"]
     (entry,) = (each for each in made.entries if each.outcome == "operated")
-    assert (entry.step, entry.version) == ("ticket.(operator)", 0)
+    assert (entry.step, entry.version) == ("ticket.(operator)", done.version)
     assert from_json(entry.detail)["request"] == "r1"
+
+
+def test_row_is_due_once_the_act_is_committed_also_if_that_was_before(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process has died between the commit and what follows it."""
+    made = tickets(engine)
+    row, hurry = made.pending.timeouts["once"].row, engine.backend.outbox.hurry
+    again = Act("fire", "ann", "carrier down", "batch", may_be_done=True)
+    run = partial(perform, engine.services, definition(), lookup_in(definition(), KEY, "1"), again)
+    plan = partial(fire, name="once", is_there=bool)
+    monkeypatch.setattr(engine.backend.outbox, "hurry", lambda ids: 0)
+    assert run(plan).changed
+    hurried = list[str]()
+    monkeypatch.setattr(engine.backend.outbox, "hurry", lambda ids: hurried.extend(ids) or hurry(ids))
+    assert (run(plan).changed, hurried) == (False, [row])
+    assert row in [each.id for each in engine.backend.outbox.claim_due("relay", 9, 60_000)]
 
 
 def test_request_that_was_not_sent_and_is_answered_is_never_sent(engine: Engine) -> None:

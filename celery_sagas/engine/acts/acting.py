@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from celery_sagas.core.ids import derived_id, row_id
 from celery_sagas.core.pending import NOTHING, Pending
@@ -25,7 +25,8 @@ from celery_sagas.errors import (
 )
 from celery_sagas.stores.operations import Commit, Update
 from celery_sagas.stores.optional import no_audit
-from celery_sagas.stores.records import KEY, AuditEntry, Change, Effects, Entry, Lookup, Outgoing, Record
+from celery_sagas.stores.ports import Backend
+from celery_sagas.stores.records import ID, KEY, AuditEntry, Change, Effects, Entry, Handling, Lookup, Outgoing, Record
 
 #: Ends the name under which the journal keeps acts; no step can have such a name.
 OPERATOR: Final = "(operator)"
@@ -41,6 +42,7 @@ class Act(NamedTuple):
     actor: str
     reason: str
     id: str  #: once the act of an id is committed for an instance, it writes nothing more
+    may_be_done: bool = False  #: whether it may have been committed before, by another call
 
 
 class Done(NamedTuple):
@@ -64,6 +66,7 @@ class Plan(NamedTuple):
     text: str
     before: str = ""
     after: str = ""
+    hurried: str = ""  #: the id of a row of the outbox that is due once it is committed; its entry has it as ``row``
 
 
 @dataclass(frozen=True)
@@ -127,13 +130,12 @@ class Subject:
         )
         return Update(record, change, effects)
 
-    def effects(self, kind: Kind, messages: Sequence[SerializedMessage] = (), *, changes: bool = True, **about: Any) -> Effects:
+    def effects(self, kind: Kind, messages: Sequence[SerializedMessage] = (), **about: Any) -> Effects:
         """Return the entry of the act, and the messages that are sent with it: these, then the released ones.
 
         Args:
             kind: Its outcome.
             messages: What is sent, besides the deferred messages that are released.
-            changes: Whether the instance has another version then.
             **about: What the journal keeps of it.
         """
         sent = [(each.message_id, each.task, each.payload) for each in messages]
@@ -143,14 +145,14 @@ class Subject:
         if rows:
             detail["sent"] = [{"task": row.task, "id": row.message_id} for row in rows]
         entry = Entry(
-            step=f"{self.saga.name}.{OPERATOR}",
-            message_id=derived_id(self.act.id, self.record.id),
+            step=self.step,
+            message_id=self.message_id,
             attempt=self.run_id,
             outcome=kind.value,
             saga=self.saga.name,
             key=self.record.key,
             instance_id=self.record.id,
-            version=self.record.version + 1 if changes else 0,
+            version=self.record.version + 1,
             detail=to_json(detail).decode(),
         )
         return Effects(entry, rows, self.owner, self.grace_ms, audit=self._audit(entry, about))
@@ -161,6 +163,16 @@ class Subject:
         detail = to_json(kept).decode() if kept else NOTHING
         whose = entry.saga, entry.key, entry.instance_id, entry.version
         return AuditEntry(self.run_id, act.actor, act.name, act.reason, *whose, detail)
+
+    @property
+    def step(self) -> str:
+        """The name under which the journal keeps the act."""
+        return f"{self.saga.name}.{OPERATOR}"
+
+    @property
+    def message_id(self) -> str:
+        """The id under which it does."""
+        return derived_id(self.act.id, self.record.id)
 
     @property
     def name(self) -> str:
@@ -197,6 +209,9 @@ def perform(
     while True:
         subject = _found(services, saga, lookup, act)
         record = subject.record
+        if act.may_be_done and (entry := _find_entry(backend, subject)):
+            _hurry(backend, from_json(entry.detail).get("row", ""))
+            return Done(saga.name, record.key, record.id, record.version, False, "it was done before")
         if expected_version is not None and record.version != expected_version:
             problem = f"{subject.name} has version {record.version}, and {expected_version} was expected"
             raise MisuseError(problem, "See what has changed it, and decide again")
@@ -217,7 +232,19 @@ def perform(
         else:
             effects = planned.commit.effects
             services.dispatcher.dispatch(effects.outgoing, called_at)
-            return done._replace(version=effects.entry.version or record.version, changed=True)
+            _hurry(backend, planned.hurried)
+            return done._replace(version=effects.entry.version, changed=True)
+
+
+def _find_entry(backend: Backend, subject: Subject) -> Entry | None:
+    """Return the entry that the act has, if it was committed before."""
+    by_id = Lookup(subject.saga.names, ID, subject.record.id, has_alternate_keys=False)
+    return backend.sagas.find(by_id, Handling((subject.step,), subject.message_id)).handled
+
+
+def _hurry(backend: Backend, row: str) -> None:
+    if row:
+        backend.outbox.hurry([row])
 
 
 def _found(services: Services, saga: SagaDefinition, lookup: Lookup, act: Act) -> Subject:

@@ -1,6 +1,6 @@
 """The verbs: what an operator may do to an instance."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from celery_sagas.engine.final_states import FINAL, FinalState
 from celery_sagas.engine.instance import alternate_keys_of, key_of, tags_of
 from celery_sagas.engine.outcomes import Kind
 from celery_sagas.errors import InvalidState, MisuseError, UnreadableState
-from celery_sagas.stores.operations import Delete, Write
+from celery_sagas.stores.operations import Delete
 
 #: Why an instance has completed: an operator has ended it.
 TERMINATED: Final = "terminated"
@@ -158,20 +158,41 @@ def skip(subject: Subject, name: str) -> Plan:
     return Plan(subject.update(skipped=awaited.id), f"waits no longer for {awaited.task}")
 
 
-def settle(subject: Subject, request: Request, message: SerializedMessage) -> Plan:
-    """Send the outcome of a request in the place of the task that was asked; if that was not sent yet, it never is."""
-    text = f"{message.task} gets it"
-    if not request.sent_row:
-        return note(subject, text, [message], request=request.id)
+def fire(subject: Subject, name: str, is_there: Callable[[str], bool]) -> Plan:
+    """Have a timeout, or the deadline of a request, come now: the first time, or again.
+
+    Args:
+        subject: The instance.
+        name: Of the timeout; or the id of the request, or of its task if it is the only one.
+        is_there: Returns whether the outbox has a row.
+
+    Raises:
+        MisuseError: It waits for nothing of that name, or that cannot come, or come again.
+    """
+    awaited = awaited_by(subject.pending, subject.name, name)
+    if not awaited.row:
+        raise MisuseError(f"the request {name} of {subject.name} has no deadline that could come", "Answer it, or skip it")
+    if not is_there(awaited.row):
+        problem = f"the outbox does not have {name} of {subject.name} any more: it was published, and is not published again"
+        raise MisuseError(problem, "If it does not come, have the instance wait for it no longer: celery sagas skip")
+    return Plan(subject.update(fired=name, row=awaited.row), f"{name} comes now", hurried=awaited.row)
+
+
+def settle(subject: Subject, request: Request, message: SerializedMessage, rival: str = "") -> Plan:
+    """Send the outcome of a request in the place of the task that was asked; if that was not sent yet, it never is.
+
+    Args:
+        subject: The instance.
+        request: It waits for this.
+        message: To the step that gets the outcome.
+        rival: Who has sent one before, which has not come yet.
+    """
     pending = subject.pending
-    _leave_unsent(pending, request)
-    pending.requests[request.id] = replace(request, sent_row="", sent_at=0)
+    if request.sent_row:
+        _leave_unsent(pending, request)
+        pending.requests[request.id] = replace(request, sent_row="", sent_at=0)
+    text = f"{message.task} gets it" + (f", unless the answer that {rival} has given comes first" if rival else "")
     return Plan(subject.update(messages=[message], request=request.id), text)
-
-
-def note(subject: Subject, text: str, messages: Sequence[SerializedMessage] = (), **about: Any) -> Plan:
-    """Write down an act that leaves the instance as it is, and send messages with it."""
-    return Plan(Write(subject.effects(Kind.OPERATED, messages, changes=False, **about)), text)
 
 
 def awaited_by(pending: Pending, whose: str, name: str) -> Timeout | Request:
@@ -222,8 +243,7 @@ def _upgraded(subject: Subject) -> str:
     try:
         return dump(saga, record.key, *load(saga, record.key, record.data, record.schema_version))
     except (UnreadableState, InvalidState):
-        if record.schema_version < saga.schema_version:
-            raise
+        pass
     try:
         return record.data if isinstance(from_json(record.data), dict) else NOTHING
     except ValueError:
