@@ -15,9 +15,10 @@ from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.acts.acting import REASON_CHARACTERS, Done
 from celery_sagas.errors import InvalidState
 from celery_sagas.operate.actors import checked_text, default_actor
+from celery_sagas.operate.difference import difference
 from celery_sagas.operate.instance import OperatedInstance
 from celery_sagas.operate.operator import Operator
-from celery_sagas.operate.patching import NOTHING, difference, finite, patched, restored
+from celery_sagas.operate.patching import NOTHING, finite, patched, restored
 from celery_sagas.operate.redact import redacted
 from celery_sagas.worker.runtime import Runtime
 
@@ -149,9 +150,9 @@ def patch(
             done = _instance(runtime, saga, given).patch(given.reason, change=change, expected_version=given.expect_version)
         except InvalidState as exc:
             kept = f" {change.kept()}" if isinstance(change, _Edit) else ""
-            raise click.ClickException(f"{tables.block(str(exc))}{kept}") from exc
+            raise click.ClickException(f"{tables.sentence(str(exc))}{kept}") from exc
         except ValueError as exc:
-            raise click.ClickException(tables.block(str(exc))) from exc
+            raise click.ClickException(tables.sentence(str(exc))) from exc
         if not given.as_json:
             for line in difference(*(hide(json.loads(text)) for text in (done.before, done.after))):
                 click.echo(tables.line(line))
@@ -310,7 +311,7 @@ class _Edit:
             return _restored(_object(self._text), fields)
         except (ValueError, click.ClickException) as exc:
             text = exc.format_message() if isinstance(exc, click.ClickException) else str(exc)
-            raise click.ClickException(f"{tables.block(text)}. {self.kept()}") from exc
+            raise click.ClickException(f"{tables.sentence(text)}. {self.kept()}") from exc
 
     def kept(self) -> str:
         """Keep the text in a file; return what is said of it."""

@@ -20,16 +20,19 @@ from celery_sagas.core.registry import registry
 from celery_sagas.core.step import StepDefinition
 from celery_sagas.engine.dead_letters.dead_lettering import text_of
 from celery_sagas.operate.actors import default_actor
+from celery_sagas.operate.difference import difference
 from celery_sagas.operate.instance import OperatedInstance
 from celery_sagas.operate.operator import Operator
 from celery_sagas.operate.outgoing import Call, OutgoingMessage
-from celery_sagas.operate.patching import difference
 from celery_sagas.operate.trying import Tried
 from celery_sagas.worker.failures.raised import below
 from celery_sagas.worker.runtime import Runtime
 
-#: How many lines of a traceback are shown, the last ones.
+#: How many lines of a traceback are shown, the last ones; how many messages, and other names; how many characters of a text.
 _LINES: Final = 20
+_MESSAGES: Final = 20
+_NAMES: Final = 10
+_CHARACTERS: Final = 500
 _DOT: Final = " · "
 _REASONS: Final = {
     "paused": "The instance is paused: the message would wait with it until it is resumed.",
@@ -134,15 +137,18 @@ def _lines(tried: Tried) -> Iterator[str]:
     if tried.reason:
         yield _REASONS.get(tried.reason, tried.reason)
     if tried.error is not None:
-        yield from _traceback(tried.error)
+        yield from map(_short, _traceback(tried.error))
     yield from difference(tried.before or {}, tried.after or {})
     if hidden := _hidden(tried):
         yield f"Would change, and is hidden: {', '.join(hidden)}"
     if tried.messages:
         yield "Would send"
-        yield from (f"  {line}" for line in tables.aligned(list(map(_row, tried.messages))))
+        yield from (f"  {line}" for line in tables.aligned(list(map(_row, tried.messages[:_MESSAGES]))))
+        if (left := len(tried.messages) - _MESSAGES) > 0:
+            yield f"  … {left:,} more; --json has them"
     if tried.ended:
-        yield f"Would wait no longer for: {', '.join(tried.ended)}"
+        more = f" and {len(tried.ended) - _NAMES:,} more" if len(tried.ended) > _NAMES else ""
+        yield f"Would wait no longer for: {', '.join(tried.ended[:_NAMES])}{more}"
     yield f"Nothing was written or sent. {_ran(tried)}"
 
 
@@ -176,7 +182,11 @@ def _row(message: OutgoingMessage) -> tables.Row:
 
 def _call(call: Call) -> str:
     given = [*map(_json, call.args), *(f"{name}={_json(value)}" for name, value in call.kwargs.items())]
-    return f"{call.task}({', '.join(given)})"
+    return _short(f"{call.task}({', '.join(given)})")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _CHARACTERS else f"{text[:_CHARACTERS]}… ({len(text):,} characters)"
 
 
 def _json(value: Any) -> str:

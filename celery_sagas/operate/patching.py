@@ -1,9 +1,7 @@
 """Patches of states, as JSON values: what is set and removed, by paths such as ``lines.0.sku``."""
 
-import difflib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import zip_longest
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from celery_sagas.operate.redact import MARK
@@ -88,21 +86,3 @@ def finite(value: Any) -> Any:
     """
     json.dumps(value, allow_nan=False)
     return value
-
-
-def difference(before: Any, after: Any) -> Iterator[str]:
-    """Yield the lines of the unified difference of two states, as JSON values; none if they are the same.
-
-    The fields of the second have the order of the first: that in which they are stored says nothing.
-    """
-    old, new = (json.dumps(value, indent=2, ensure_ascii=False).splitlines() for value in (before, _in_order_of(before, after)))
-    return difflib.unified_diff(old, new, "before", "after", n=2, lineterm="")
-
-
-def _in_order_of(before: Any, after: Any) -> Any:
-    if isinstance(before, dict) and isinstance(after, dict):
-        names = (*(name for name in before if name in after), *(name for name in after if name not in before))
-        return {name: _in_order_of(before.get(name), after[name]) for name in names}
-    if isinstance(before, list) and isinstance(after, list):
-        return [_in_order_of(*pair) for pair in zip_longest(before[: len(after)], after)]
-    return after

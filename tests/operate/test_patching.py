@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from celery_sagas.operate.patching import NOTHING, difference, patched, restored
+from celery_sagas.operate.patching import NOTHING, patched, restored
 from celery_sagas.operate.redact import MARK
 
 
@@ -57,30 +57,3 @@ class TestRestored:
     def test_mark_without_a_value(self, edited: Any, stored: Any) -> None:
         with pytest.raises(ValueError, match="stands where no hidden value is"):
             restored(edited, stored)
-
-
-class TestDifference:
-    @pytest.mark.parametrize(
-        ("before", "after"),
-        [
-            ({"a": 1, "b": {"c": 2, "d": [{"e": 3, "f": 4}]}}, {"b": {"d": [{"f": 4, "e": 3}], "c": 2}, "a": 1}),
-            ([], []),
-            (None, None),
-        ],
-    )
-    def test_order_of_fields_says_nothing(self, before: Any, after: Any) -> None:
-        assert list(difference(before, after)) == []
-
-    def test_what_is_other(self) -> None:
-        before, after = {"a": 1, "b": [{"c": 2}], "z": 3}, {"z": 4, "b": [{"c": 5}], "a": 1}
-        changed = [line for line in difference(before, after) if line[:1] in "+-"]
-        assert changed == ["--- before", "+++ after", '-      "c": 2', '+      "c": 5', '-  "z": 3', '+  "z": 4']
-
-    def test_what_is_new(self) -> None:
-        assert [line for line in difference([1], [1, {"b": 2}]) if line[:1] in "+-"][2:] == [
-            "-  1",
-            "+  1,",
-            "+  {",
-            '+    "b": 2',
-            "+  }",
-        ]
