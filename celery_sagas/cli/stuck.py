@@ -52,10 +52,10 @@ def stuck(context: click.Context, name: str | None, idle: int | None, late: int,
         tables.print_json(each._asdict() for each in troubles)
     else:
         _print(troubles, is_whole=not away)
-    if any(look.cut for look in looks) or limit in Counter(each.verdict for each in troubles).values():
+    if any(look.cut for look in looks) or max(Counter(each.verdict for each in troubles).values(), default=0) >= limit:
         click.echo(f"There may be more: of each kind {limit} are shown at most (--limit).", err=True)
     for error in away:
-        click.echo(f"Error: {tables.block(str(error))}", err=True)
+        click.echo(f"Error: {tables.sentence(str(error))}", err=True)
     if away or troubles:
         raise click.exceptions.Exit(1 if away else FOUND)
 

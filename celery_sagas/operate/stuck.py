@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from celery_sagas.core.pending import PAUSED
 from celery_sagas.core.registry import registry
@@ -30,6 +30,8 @@ _PAGES = 10
 _PAGE = 50
 #: How many instances of a saga with ``max_idle`` are looked at, of which something may be sure to come to most.
 _LOOKED_AT = 100_000
+#: In the place of a saga, for messages: there are too many to look at.
+ROWS: Final = "messages"
 
 
 class Trouble(NamedTuple):
@@ -65,7 +67,8 @@ class Look:
     idle_ms: int | None = None
     is_whole: bool = True
     late_ms: int = LATE_MS
-    cut: list[str] = field(default_factory=list)  #: once it has looked: the sagas with ``max_idle`` not all of which it has seen
+    #: Once it has looked: of what it has not seen all: the sagas with ``max_idle``, or ``ROWS``.
+    cut: list[str] = field(default_factory=list)
 
     def troubles(self) -> list[Trouble]:
         """Return what does not go on, each instance with the first of its troubles.
@@ -109,16 +112,28 @@ class Look:
             yield from facts_on(self.backend, saga, page, now)
 
     def _of_rows(self, now: int) -> Iterator[Trouble]:
-        """Yield the messages that were not handled for long, cannot be published, or that no relay has taken."""
-        keys, waiting = dict[str, str](), set[str]()
-        for rows in (self._tried(now - self.late_ms), self.backend.outbox.overdue(now - self.late_ms, min(self.limit, MOST))):
-            yield from islice(filter(None, (self._of_row(row, now, keys, waiting) for row in rows)), self.limit)
+        """Yield the messages that were not handled for long, cannot be published, or that no relay has taken.
+
+        Of each instance it is the first one: it may have a thousand timeouts, and leaves room for others.
+        """
+        keys, waiting, until = dict[str, str](), set[str](), now - self.late_ms
+        for rows in (self._tried(until), self._overdue(until)):
+            found = filter(None, (self._of_row(row, now, keys, waiting) for row in rows))
+            yield from islice(_firsts(found), self.limit)
 
     def _tried(self, until: int) -> Iterator[OutboxGlance]:
         page = self.backend.outbox.tried(until, MOST)
         for _ in range(_PAGES):
             yield from page
             page = self.backend.outbox.tried(until, MOST, page[-1].place) if page else []
+        if page:
+            self.cut.append(ROWS)
+
+    def _overdue(self, until: int) -> Iterator[OutboxGlance]:
+        page = self.backend.outbox.overdue(until, MOST)
+        yield from page
+        if len(page) == MOST:
+            self.cut.append(ROWS)
 
     def _of_row(self, row: OutboxGlance, now: int, keys: dict[str, str], waiting: set[str]) -> Trouble | None:
         """Return the trouble with a row; ``None`` if it has none, or is of another saga.
@@ -203,11 +218,16 @@ class Look:
 
 def each_once(troubles: Iterable[Trouble]) -> list[Trouble]:
     """Return troubles without those of an instance that one before them is about, and without repeats of any."""
-    first = dict[object, Trouble]()
+    return list(_firsts(troubles))
+
+
+def _firsts(troubles: Iterable[Trouble]) -> Iterator[Trouble]:
+    seen = set[object]()
     for trouble in troubles:
         about = (trouble.saga, trouble.key) if trouble.key else trouble.id or trouble._replace(for_ms=0)
-        first.setdefault(about, trouble)
-    return list(first.values())
+        if about not in seen:
+            seen.add(about)
+            yield trouble
 
 
 def _explained(facts: Facts, since: int) -> Trouble:
