@@ -189,7 +189,9 @@ class _Batch:
         text = f"{self._done:,} done{plan}, {self._idle:,} with nothing to be done, {self._failed:,} failed."
         click.echo(text, err=True)
         if counted < count:
-            click.echo(f"Stopped after {counted:,} of {count:,}. Run it again to go on.", err=True)
+            click.echo(
+                f"Stopped after {counted:,} of {count:,}. Run it again to go on; --expect may have to be less then.", err=True
+            )
         if self._failed or counted < count:
             raise click.exceptions.Exit(1)
 

@@ -238,6 +238,10 @@ class Deployment:
         """Start the relay alone; it has written ``The relay runs.`` once it does."""
         return self._run(["sagas", "relay", "-l", "DEBUG"], environment, unique("relay"))
 
+    def start_command(self, *arguments: str, **environment: str) -> Worker:
+        """Start one of Celery's commands."""
+        return self._run(list(arguments), environment, unique("command"))
+
     def start_script(self, path: Path, *arguments: str, is_fresh: bool = False) -> Worker:
         """Start a script; a fresh one has not imported this library yet."""
         return self._launch([str(path), *arguments], {}, unique("script"), is_fresh)
