@@ -54,15 +54,18 @@ def _row(entry: Entry) -> tables.Row:
 def _sent(detail: Mapping[str, Any]) -> Iterator[str]:
     """Yield what a message has sent: requests, with the steps that get their outcomes, other messages, and timeouts."""
     asked = {_text(each, "request"): each for each in parts_of(detail, "asked")}
-    for each in asked.values():
-        members = each.get("members")
-        what = f"{members:,} members" if members and isinstance(members, int) else _text(each, "task")
-        steps = dict.fromkeys(filter(None, (_text(each, "then", ""), _text(each, "otherwise", ""))))
-        yield f"{what} → {' | '.join(steps)}"
-    sent = [_text(each, "task") for each in parts_of(detail, "sent") if _text(each, "id", "") not in asked]
-    for task, count in Counter(sent).items():
-        yield task if count == 1 else f"{task} ({count:,} times)"
-    yield from (f"timeout → {_text(each, 'task')}" for each in parts_of(detail, "scheduled"))
+    sent = [_asked(each) for each in asked.values()]
+    sent += [_text(each, "task") for each in parts_of(detail, "sent") if _text(each, "id", "") not in asked]
+    sent += [f"timeout → {_text(each, 'task')}" for each in parts_of(detail, "scheduled")]
+    for what, count in Counter(sent).items():
+        yield what if count == 1 else f"{what} ({count:,} times)"
+
+
+def _asked(request: Mapping[str, Any]) -> str:
+    members = request.get("members")
+    what = f"{members:,} members" if members and isinstance(members, int) else _text(request, "task")
+    steps = dict.fromkeys(filter(None, (_text(request, "then", ""), _text(request, "otherwise", ""))))
+    return f"{what} → {' | '.join(steps)}"
 
 
 def _text(values: Mapping[str, Any], name: str, otherwise: str = "?") -> str:

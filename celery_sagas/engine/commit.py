@@ -193,7 +193,7 @@ def _pending(run: Run, key: str, pending: Pending, keys: Keys, tags: Keys, rows:
     pending.forget_oldest()
     count = len(pending.timeouts) + len(pending.new_timeouts)
     if count > TIMEOUTS:
-        raise run.refuse(key, f"it has {count} timeouts, and {TIMEOUTS:,} are allowed")
+        raise run.refuse(key, f"it has {count:,} timeouts, and {TIMEOUTS:,} are allowed")
     timeouts, requests = dict(pending.timeouts), dict(pending.requests)
     for name, (message, at, every) in pending.new_timeouts.items():
         row = _schedule(run, rows, SERIES if every else "scheduled", message)
