@@ -99,7 +99,7 @@ class _Journals:
                 f"There may be more: what was handled before {tables.time(self._looked_back_to)} was not looked at.", err=True
             )
         for error in self._away:
-            click.echo(f"Error: {tables.block(str(error))}", err=True)
+            click.echo(f"Error: {tables.sentence(str(error))}", err=True)
         if self._away:
             raise click.exceptions.Exit(1)
 

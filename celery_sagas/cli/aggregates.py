@@ -190,7 +190,9 @@ def _problem(name: str, item: Item) -> str:
 def _check_name(batches: Backend, name: str) -> None:
     """Refuse a name that is unknown to both the app and the store."""
     if name not in registry.aggregators and name not in batches.buffers.names():
-        raise click.ClickException(f"there is no aggregator {name}; `celery sagas aggregates list` shows those that there are")
+        raise click.ClickException(
+            f"there is no aggregator {tables.line(name)}; `celery sagas aggregates list` shows those that there are"
+        )
 
 
 def _flush(runtime: Runtime, name: str, group: str | None) -> int:
@@ -203,7 +205,7 @@ def _flush(runtime: Runtime, name: str, group: str | None) -> int:
     try:
         return AggregatorClient(runtime, definition).flush(group)
     except ValueError as exc:
-        raise click.BadParameter(str(exc), param_hint="GROUP") from exc
+        raise click.BadParameter(tables.line(str(exc)), param_hint="GROUP") from exc
 
 
 def _in(group: str | None) -> str:

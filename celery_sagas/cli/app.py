@@ -37,7 +37,7 @@ def defined(context: click.Context) -> Iterator[Celery]:
         app.finalize()
         yield app
     except SagaError as exc:
-        raise click.ClickException(tables.block(str(exc))) from exc
+        raise click.ClickException(tables.sentence(str(exc))) from exc
 
 
 @contextmanager

@@ -55,7 +55,7 @@ def audit(
         elif found or not audits.away:
             tables.print_table(_COLUMNS, list(map(_row, found)), "No operator has done anything of the kind.")
     for error in audits.away:
-        click.echo(f"Error: {tables.block(str(error))}", err=True)
+        click.echo(f"Error: {tables.sentence(str(error))}", err=True)
     if audits.away:
         raise click.exceptions.Exit(1)
 

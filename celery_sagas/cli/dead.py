@@ -180,7 +180,7 @@ class _Kept:
     def report(self) -> None:
         """Say which backends could not be read, and exit with status 1 if there are any."""
         for error in self._away:
-            click.echo(f"Error: {tables.block(str(error))}", err=True)
+            click.echo(f"Error: {tables.sentence(str(error))}", err=True)
         if self._away:
             raise click.exceptions.Exit(1)
 
@@ -209,7 +209,7 @@ def _each(kept: _Kept, ids: Sequence[str], act: Callable[[str], Treated]) -> Non
             click.echo(tables.line(f"{id}: {act(id).text}."))
         except SagaError as exc:
             failed += 1
-            click.echo(f"Error: {tables.block(str(exc))}", err=True)
+            click.echo(f"Error: {tables.sentence(str(exc))}", err=True)
     kept.report()
     if failed:
         raise click.exceptions.Exit(1)

@@ -4,6 +4,7 @@ from typing import TextIO
 
 import click
 
+from celery_sagas.cli import tables
 from celery_sagas.cli.app import opened, saga_named
 from celery_sagas.engine.history import history_of
 
@@ -21,4 +22,4 @@ def export(context: click.Context, name: str, key: str, output: TextIO) -> None:
     with opened(context) as runtime:
         saga = saga_named(name)
         history = history_of(runtime.backends.of(saga).journal, saga, key)
-        output.write(history.to_text())
+        output.write(tables.json_text(history.to_text()))

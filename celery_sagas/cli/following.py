@@ -43,7 +43,7 @@ class Tail:
             found = self._look()
         except StoreUnavailable as exc:
             if not self._is_away:
-                click.echo(f"Error: {tables.block(str(exc))}", err=True)
+                click.echo(f"Error: {tables.sentence(str(exc))}", err=True)
             self._is_away = True
             return []
         self._is_away = False

@@ -96,7 +96,7 @@ def _print_counts(runtime: Runtime, *, as_json: bool) -> None:
         shown = [(name, tables.count(count)) for name, count in counts]
         tables.print_table(_SAGAS, shown, "" if away else "The app defines no sagas.")
     for problem in away:
-        click.echo(f"Error: {tables.block(problem)}", err=True)
+        click.echo(f"Error: {tables.sentence(problem)}", err=True)
     if away:
         raise click.exceptions.Exit(1)
 

@@ -32,7 +32,7 @@ def migrate(context: click.Context, as_sql: bool) -> None:
             return
         failed = list(filter(None, [_migrate(runtime, backend) for backend in runtime.backends]))
     for error in failed:
-        click.echo(f"Error: {tables.block(str(error))}", err=True)
+        click.echo(f"Error: {tables.sentence(str(error))}", err=True)
     if failed:
         raise click.exceptions.Exit(1)
 

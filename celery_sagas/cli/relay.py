@@ -11,6 +11,7 @@ import click
 from celery import Celery
 from celery.bin.base import LOG_LEVEL
 
+from celery_sagas.cli import tables
 from celery_sagas.cli.app import app_of
 from celery_sagas.engine.sweeps import Tally
 from celery_sagas.errors import ConfigurationError, DefinitionError, StoreError
@@ -45,7 +46,7 @@ def relay(context: click.Context, loglevel: Any, logfile: str | None) -> None:
         try:
             _prepare(app)
         except (ConfigurationError, DefinitionError, StoreError) as exc:
-            raise click.ClickException(str(exc)) from exc
+            raise click.ClickException(tables.sentence(str(exc))) from exc
         has_ended = _run(RelayThreads(app), is_told)
     if not has_ended:
         raise click.ClickException("the relay did not end in time: what it is publishing may be published again")

@@ -50,7 +50,9 @@ def _chosen(names: Sequence[str]) -> list[SagaDefinition]:
     renamed = {saga.name: saga for saga in registry.sagas.values() if saga.formerly}
     if unknown := sorted(set(names) - renamed.keys()):
         known = ", ".join(renamed) or "none"
-        raise click.ClickException(f"no saga {', '.join(unknown)} has former names (formerly=); those that have: {known}")
+        raise click.ClickException(
+            f"no saga {', '.join(map(tables.line, unknown))} has former names (formerly=); those that have: {known}"
+        )
     return [saga for name, saga in renamed.items() if not names or name in names]
 
 

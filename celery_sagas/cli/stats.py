@@ -36,7 +36,7 @@ def stats(context: click.Context, as_json: bool) -> None:
     else:
         _print(facts)
     for error in away:
-        click.echo(f"Error: {tables.block(str(error))}", err=True)
+        click.echo(f"Error: {tables.sentence(str(error))}", err=True)
     if away:
         raise click.exceptions.Exit(1)
 

@@ -88,7 +88,7 @@ def held(context: click.Context, as_json: bool) -> None:
     elif switches or not away:
         print_held(list(switches))
     for error in away:
-        click.echo(f"Error: {tables.block(str(error))}", err=True)
+        click.echo(f"Error: {tables.sentence(str(error))}", err=True)
     if away:
         raise click.exceptions.Exit(1)
 

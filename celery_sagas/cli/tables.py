@@ -10,6 +10,8 @@ from celery_sagas.clock import LAST_MS, utc_time
 
 #: The maximum number of characters of a long text in a table.
 _CELL = 60
+#: The maximum width of a column: a longer cell moves those behind it, in its own row.
+_WIDEST = 100
 #: Where counts stop: operators need no more, and each counts what it returns.
 COUNTED = 10_000
 
@@ -24,7 +26,7 @@ def print_table(header: Row, rows: Sequence[Row], nothing: str) -> None:
 def aligned(rows: Sequence[Row]) -> list[str]:
     """Return a line for each row, with its cells below those of the others; they stay in their line."""
     shown = [tuple(map(line, row)) for row in rows]
-    widths = [max(map(len, column)) for column in zip(*shown, strict=True)][:-1]  # the last one may be long: it is not filled up
+    widths = [_width(0, column) for column in zip(*shown, strict=True)][:-1]  # the last one may be long: it is not filled up
     return ["  ".join([*map(str.ljust, row, widths), row[-1]]).rstrip() for row in shown]
 
 
@@ -38,14 +40,26 @@ class Feed:
     def print(self, rows: Iterable[Row]) -> None:
         """Print rows, each cell in one line."""
         for cells in (tuple(map(line, row)) for row in rows):
-            self._widths = [max(width, len(cell)) for cell, width in zip(cells, self._widths, strict=True)]
+            self._widths = [_width(width, [cell]) for cell, width in zip(cells, self._widths, strict=True)]
             click.echo("  ".join(cell.ljust(width) for cell, width in zip(cells, self._widths, strict=True)).rstrip())
+
+
+def _width(width: int, cells: Iterable[str]) -> int:
+    return min(max(width, *map(len, cells)), _WIDEST)
 
 
 def print_json(facts: Iterable[Mapping[str, Any]]) -> None:
     """Print one object in each line."""
     for fact in facts:
-        click.echo(json.dumps(fact).replace("\x7f", r"\u007f"))  # the one control character that JSON does not escape
+        click.echo(json_text(json.dumps(fact)))
+
+
+def json_text(text: str) -> str:
+    """Return JSON text that says the same and is safe on a terminal: it escapes what ``line`` does, in JSON's way."""
+    if text.isprintable():
+        return text
+    # DEL is the one control character that JSON does not escape
+    return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1].replace("\x7f", r"\u007f") for c in text)
 
 
 def count(number: int) -> str:
@@ -63,6 +77,11 @@ def line(text: str) -> str:
     """Return text that stays in its line: it escapes line ends, cursor and direction controls, and invalid characters."""
     shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
     return shown or "-"
+
+
+def sentence(text: str) -> str:
+    """Return the text of an error in one line, with spaces for the line ends: those of drivers have several lines."""
+    return " ".join(line(each.strip()) for each in text.split("\n") if each.strip())
 
 
 def block(text: str) -> str:

@@ -63,3 +63,25 @@ def test_columns_of_a_feed_grow(capsys: pytest.CaptureFixture[str]) -> None:
     feed.print([("1", "y\x1b")])
 
     assert capsys.readouterr().out.splitlines() == ["A  B", "one  x", r"two\nlines  -", r"1           y\x1b"]
+
+
+def test_long_cell_moves_those_of_its_own_row_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [("x" * 2_000, "1"), ("y", "2")]
+    tables.print_table(("A", "B"), rows, "nothing")
+    tables.Feed(("A", "B")).print(rows)
+    lines = capsys.readouterr().out.splitlines()
+
+    assert [len(line) for line in lines] == [103, 2_003, 103, 4, 2_003, 103]
+    assert lines[1] == f"{'x' * 2_000}  1"
+
+
+def test_error_of_several_lines_is_one_sentence() -> None:
+    assert tables.sentence("it is away\n\tIs it running\x1b?\n\n") == r"it is away Is it running\x1b?"
+
+
+def test_json_text_says_the_same() -> None:
+    text = json.dumps(CONTROLS, ensure_ascii=False, indent=2)
+    shown = tables.json_text(text)
+
+    assert json.loads(shown) == CONTROLS
+    assert all(map(is_safe, shown.split("\n")))
