@@ -57,6 +57,7 @@ class Tail:
         now = self._backend.outbox.time()
         if not self._begun_at:
             self._begun_at = self._looked_at = now
+            self.skip([entry for entry in self._read(now) if entry.at >= now])
             return []
         since = max(self._begun_at, self._looked_at - _OVERLAP_MS)
         found = [entry for entry in self._read(since) if entry.at >= since and EntryPlace.of(entry) not in self._shown]

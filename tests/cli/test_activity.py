@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from celery import Celery
 
 from celery_sagas import Saga
+from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.memory.journal import MemoryJournal
 from celery_sagas.stores.sql.backend import SqlBackend
 from celery_sagas.testing.samples import effects, entry, start
@@ -212,8 +214,11 @@ class TestFollowing:
         assert result.stdout.splitlines()[0].split() == ["AT", "SAGA", "KEY", "STEP", "OUTCOME", "VERSION"]
 
     def test_the_newest_of_earlier_ones(self, app: Celery, shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What is left out at first, does not come later."""
+        """What is left out at first, does not come later; also if all of it is of the millisecond in which following begins."""
         place, *_ = shop
+        now, memory = int(time.time() * 1000), cast(MemoryBackend, backend_of(app))
+        for store in (memory.sagas, memory.outbox):
+            monkeypatch.setattr(store, "_clock", lambda: now)
         for number in range(9):
             place(str(number))
         pauses(monkeypatch, lambda: None)
