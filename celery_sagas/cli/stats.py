@@ -8,6 +8,7 @@ import click
 from celery_sagas.cli import tables
 from celery_sagas.cli.app import opened
 from celery_sagas.cli.switches import print_held
+from celery_sagas.core.pending import PAUSED
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.listing import count_live
 from celery_sagas.errors import StoreUnavailable
@@ -17,7 +18,7 @@ from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.switches import Switch
 from celery_sagas.worker.runtime import Runtime
 
-_SAGAS = ("SAGA", "INSTANCES", "OLDEST CHANGE")
+_SAGAS = ("SAGA", "INSTANCES", "PAUSED", "OLDEST CHANGE")
 _BACKENDS = ("BACKEND", "DUE", "OLDEST DUE", "NOT HANDLED OR FAILED", "DEAD LETTERS")
 
 
@@ -25,7 +26,7 @@ _BACKENDS = ("BACKEND", "DUE", "OLDEST DUE", "NOT HANDLED OR FAILED", "DEAD LETT
 @click.option("--json", "as_json", is_flag=True, help="One JSON object in each line: of a saga, of a backend, or of a switch.")
 @click.pass_context
 def stats(context: click.Context, as_json: bool) -> None:
-    """Count the instances of each saga, and in each backend the messages in the outbox and the dead letters; show what is held.
+    """Count the instances of each saga, and the paused ones, and in each backend the messages in the outbox and the dead letters; show what is held.
 
     Messages that are DUE are about to be published. The next column counts those that were not handled yet, or have failed.
     """
@@ -58,7 +59,13 @@ def _of_sagas(backend: Backend, sagas: Sequence[SagaDefinition]) -> Iterator[dic
     for saga in sagas:
         count, listed = count_live(backend, saga, tables.COUNTED + 1), saga.names if backend.has_instances else ()
         oldest = [page.instances[0].updated_at for name in listed if (page := _oldest(backend, name)).instances]
-        yield {"saga": saga.name, "instances": count, "oldest_change_ms": now - min(oldest) if oldest else None}
+        paused = sum(backend.instances.count(name, tables.COUNTED + 1, PAUSED) for name in listed)
+        yield {
+            "saga": saga.name,
+            "instances": count,
+            "paused": paused,
+            "oldest_change_ms": now - min(oldest) if oldest else None,
+        }
 
 
 def _oldest(backend: Backend, name: str) -> Any:
@@ -82,14 +89,17 @@ def _of_switch(switch: Switch) -> dict[str, Any]:
 
 
 def _print(facts: Sequence[dict[str, Any]]) -> None:
-    sagas = [(each["saga"], tables.count(each["instances"]), _ago(each["oldest_change_ms"])) for each in facts if "saga" in each]
-    tables.print_table(_SAGAS, sagas, "The app defines no sagas.")
+    tables.print_table(_SAGAS, [_saga(each) for each in facts if "saga" in each], "The app defines no sagas.")
     click.echo()
     numbers = [_numbers(each) for each in facts if "backend" in each]
     tables.print_table(_BACKENDS, numbers, "No backend answers.")
     if held := [Switch(*each.values()) for each in facts if "held" in each]:
         click.echo()
         print_held(held)
+
+
+def _saga(facts: dict[str, Any]) -> tables.Row:
+    return facts["saga"], tables.count(facts["instances"]), tables.count(facts["paused"]), _ago(facts["oldest_change_ms"])
 
 
 def _numbers(facts: dict[str, Any]) -> tables.Row:

@@ -270,14 +270,15 @@ class TestEachStore:
         backend.outbox.confirm("relay", [row.id], HOUR)
         backend.outbox.release("relay", [other.id])
         backend.dead.add(dead_letter())
+        Operator(app, "ann").instance("order", "2").pause("INC-1")
         order, parcel, _, numbers = facts(app, "stats")
         assert (order["saga"], order["instances"], parcel["saga"], parcel["instances"]) == ("order", 2, "parcel", 1)
         assert order["oldest_change_ms"] >= 0
         assert (numbers["due"], numbers["tried"], numbers["dead_letters"]) == (1, 1, 1)
         assert numbers["backend"] == backend.url
         lines = [line.split() for line in run(app, "stats").output.splitlines()]
-        assert lines[0] == ["SAGA", "INSTANCES", "OLDEST", "CHANGE"]
-        assert [line[:2] for line in lines[1:3]] == [["order", "2"], ["parcel", "1"]]
+        assert lines[0] == ["SAGA", "INSTANCES", "PAUSED", "OLDEST", "CHANGE"]
+        assert [line[:3] for line in lines[1:3]] == [["order", "2", "1"], ["parcel", "1", "0"]]
 
 
 def of_verdicts(app: Celery, *verdicts: str, words: Sequence[str] = ()) -> list[dict[str, Any]]:
