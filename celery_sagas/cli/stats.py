@@ -26,9 +26,10 @@ _BACKENDS = ("BACKEND", "DUE", "OLDEST DUE", "NOT HANDLED OR FAILED", "DEAD LETT
 @click.option("--json", "as_json", is_flag=True, help="One JSON object in each line: of a saga, of a backend, or of a switch.")
 @click.pass_context
 def stats(context: click.Context, as_json: bool) -> None:
-    """Count the instances of each saga, and the paused ones, and in each backend the messages in the outbox and the dead letters; show what is held.
+    """Count the instances of each saga, and in each backend the messages in the outbox and the dead letters; show what is held.
 
-    Messages that are DUE are about to be published. The next column counts those that were not handled yet, or have failed.
+    PAUSED instances are counted among the others, too. Messages that are DUE are about to be published. The next column counts those
+    that were not handled yet, or have failed.
     """
     with opened(context) as runtime:
         facts, away = _facts(runtime)
