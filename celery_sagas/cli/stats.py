@@ -28,8 +28,8 @@ _BACKENDS = ("BACKEND", "DUE", "OLDEST DUE", "NOT HANDLED OR FAILED", "DEAD LETT
 def stats(context: click.Context, as_json: bool) -> None:
     """Count the instances of each saga, and in each backend the messages in the outbox and the dead letters; show what is held.
 
-    PAUSED instances are counted among the others, too. Messages that are DUE are about to be published. The next column counts those
-    that were not handled yet, or have failed.
+    PAUSED instances are counted among the others, too. Messages that are DUE are about to be published. The next column counts
+    those that were not handled yet, or have failed.
     """
     with opened(context) as runtime:
         facts, away = _facts(runtime)
