@@ -13,6 +13,7 @@ from celery import Celery
 
 from celery_sagas import Saga
 from celery_sagas.core.ids import time_ordered_id
+from celery_sagas.operate import Operator
 from celery_sagas.stores.instances import Instances, Page
 from celery_sagas.stores.operations import Insert
 from celery_sagas.stores.urls import open_backend
@@ -21,7 +22,6 @@ from celery_sagas.testing.samples import effects, new_record
 from celery_sagas.worker.runtime import close_runtime, runtime_of
 from tests import servers
 from tests.benchmarks.conftest import Report
-from tests.cli.test_describe import run
 
 SIZE = int(os.environ.get("CELERY_SAGAS_TEST_LISTED", "1000000"))
 #: How many are inserted at once, in which time; a page; the pages before the deep one; how often each is read.
@@ -57,6 +57,7 @@ def remind(watched: Watched, name: str) -> None:
 def test_pages_of_a_million(report: Report, tmp_path: Path, engine: str) -> None:
     with _filled(engine, tmp_path) as app:
         instances, paid = runtime_of(app).backend.instances, ("status", "paid")
+        watched = Operator(app, "ann").instance(Watched, "one")
         deep = _deep(lambda after: instances.page("order", LIMIT, after))
         deep_oldest = _deep(lambda after: instances.page("order", LIMIT, after, oldest_first=True))
         deep_tagged = _deep(lambda after: instances.tagged("order", paid, LIMIT, after))
@@ -70,7 +71,7 @@ def test_pages_of_a_million(report: Report, tmp_path: Path, engine: str) -> None
             "states of a page": (BAR, lambda: instances.read("order", _ids(instances))),
             "count to 10,001": (COUNT_BAR, lambda: instances.count("order", 10_001)),
             "count of a tag to 10,001": (COUNT_BAR, lambda: instances.count("order", 10_001, paid)),
-            f"show, {HANDLED} entries, {TIMEOUTS} rows": (SHOW_BAR, lambda: run(app, "show", "watched", "one")),
+            f"show, {HANDLED} entries, {TIMEOUTS} rows": (SHOW_BAR, watched.show),
         }
         if engine == "memory":  # which is for tests, and looks at the whole journal for the entries of one key
             del reads[f"show, {HANDLED} entries, {TIMEOUTS} rows"]
