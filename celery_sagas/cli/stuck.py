@@ -1,6 +1,5 @@
 """``celery sagas stuck``: what does not go on, and what helps."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -11,6 +10,7 @@ from celery_sagas.cli.ages import milliseconds
 from celery_sagas.cli.app import opened, saga_named
 from celery_sagas.cli.switches import RELEASE
 from celery_sagas.errors import StoreUnavailable
+from celery_sagas.operate.choosing import LOOKED_AT
 from celery_sagas.operate.explain import Verdict
 from celery_sagas.operate.spans import span
 from celery_sagas.operate.stuck import Look, Trouble, each_once
@@ -36,7 +36,9 @@ _HINTS = {
 @click.option(
     "--late", default="15m", show_default=True, callback=milliseconds, help="Timeouts that were not handled for so long."
 )
-@click.option("--limit", type=click.IntRange(1, 500), default=50, show_default=True, help="How many of each kind, at most.")
+@click.option(
+    "--limit", type=click.IntRange(1, 500), default=50, show_default=True, help="How many of each kind, and saga, at most."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object in each line.")
 @click.pass_context
 def stuck(context: click.Context, name: str | None, idle: int | None, late: int, limit: int, as_json: bool) -> None:
@@ -48,12 +50,14 @@ def stuck(context: click.Context, name: str | None, idle: int | None, late: int,
     with opened(context) as runtime:
         looks = _looks(runtime, name, partial(Look, limit=limit, idle_ms=idle, late_ms=late))
         troubles, away = _look(looks)
+    is_cut = any(look.cut for look in looks)
     if as_json:
         tables.print_json(each._asdict() for each in troubles)
     else:
-        _print(troubles, is_whole=not away)
-    if any(look.cut for look in looks) or max(Counter(each.verdict for each in troubles).values(), default=0) >= limit:
-        click.echo(f"There may be more: of each kind {limit} are shown at most (--limit).", err=True)
+        _print(troubles, is_whole=not (away or is_cut))
+    if is_cut:
+        most = f"of each kind {limit} of a saga are shown at most (--limit), and {LOOKED_AT:,} looked at"
+        click.echo(f"There may be more: {most}.", err=True)
     for error in away:
         click.echo(f"Error: {tables.sentence(str(error))}", err=True)
     if away or troubles:

@@ -5,15 +5,21 @@ These are found by indexes. For which of them an expression holds is found out b
 
 from collections.abc import Iterator, Mapping
 from itertools import takewhile
+from typing import Final
 
 from celery_sagas.core.codec import decode
 from celery_sagas.core.pending import PAUSED
+from celery_sagas.core.registry import registry
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.listing import glances, records_of, tag_of
 from celery_sagas.errors import UnreadableState
 from celery_sagas.operate.where import Test
 from celery_sagas.stores.instances import MOST, Glance, glance_at, slot_of
 from celery_sagas.stores.ports import Backend
+from celery_sagas.stores.records import OutboxGlance
+
+#: How many instances, or rows of the outbox, are looked at.
+LOOKED_AT: Final = 100_000
 
 
 def chosen_of(
@@ -53,3 +59,32 @@ def matching(backend: Backend, saga: SagaDefinition, found: Iterator[Glance], te
                 yield glance_at(read)
         except UnreadableState as exc:
             yield exc
+
+
+def late_rows(backend: Backend, before: int, cut: set[str]) -> Iterator[OutboxGlance]:
+    """Yield the messages that were published before a time and not handled, could not be, or that no relay has taken since.
+
+    Args:
+        backend: Has them in its outbox.
+        before: Milliseconds since the epoch.
+        cut: What says that there may be more is added.
+    """
+    after = ""
+    for _ in range(LOOKED_AT // MOST):
+        page = backend.outbox.tried(before, MOST, after)
+        yield from page
+        if not page:
+            break
+        after = page[-1].place
+    else:
+        cut.add("tried")
+    untried = backend.outbox.overdue(before, MOST)
+    yield from untried
+    if len(untried) == MOST:
+        cut.add("untried")
+
+
+def saga_of(row: OutboxGlance) -> SagaDefinition | None:
+    """Return the saga a step of which has decided a message; ``None`` if it was none, or the app does not define it."""
+    step = registry.step_named(row.step)
+    return step.saga if step else registry.saga_named(row.step.rpartition(".")[0])

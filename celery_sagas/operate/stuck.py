@@ -1,9 +1,10 @@
 """Trouble: what does not go on in a backend. It is found by indexes, however much is stored."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import NamedTuple, TypeVar
 
 from celery_sagas.core.pending import PAUSED
 from celery_sagas.core.registry import registry
@@ -11,7 +12,7 @@ from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.instance import pending_of
 from celery_sagas.engine.listing import glances
 from celery_sagas.errors import NewerState, UnreadableState
-from celery_sagas.operate.choosing import idle_for
+from celery_sagas.operate.choosing import LOOKED_AT, idle_for, late_rows, saga_of
 from celery_sagas.operate.explain import LATE_MS, Verdict, explain
 from celery_sagas.operate.facts import Facts, due_of, is_left_alone
 from celery_sagas.operate.groups import GROUPED, grouped
@@ -22,16 +23,13 @@ from celery_sagas.stores.instances import MOST, Glance
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import ID, DeadLetter, Lookup, OutboxGlance
 
+FoundT = TypeVar("FoundT")
 #: How many characters of an error are shown.
 _ERROR = 100
-#: How many pages of messages that were not handled are looked at, of which some may wait with their instances.
-_PAGES = 10
+#: How many instances with messages that were not handled are read: these may wait with them.
+_READ = 10_000
 #: How many instances are read at once of which a page has not all; each may have a megabyte.
 _PAGE = 50
-#: How many instances of a saga with ``max_idle`` are looked at, of which something may be sure to come to most.
-_LOOKED_AT = 100_000
-#: In the place of a saga, for messages: there are too many to look at.
-ROWS: Final = "messages"
 
 
 class Trouble(NamedTuple):
@@ -55,7 +53,7 @@ class Look:
     Args:
         backend: It is read; nothing is changed.
         sagas: Those that it stores.
-        limit: How many troubles of each kind are returned at most.
+        limit: How many troubles of each kind are returned at most, of each saga.
         idle_ms: Instances are reported that no message has changed for this time, in milliseconds; ``None``: none are.
         is_whole: Whether what belongs to none of these sagas is reported, too.
         late_ms: Messages are reported that were published, or are due, for this time and were not handled, in milliseconds.
@@ -67,8 +65,7 @@ class Look:
     idle_ms: int | None = None
     is_whole: bool = True
     late_ms: int = LATE_MS
-    #: Once it has looked: of what it has not seen all: the sagas with ``max_idle``, or ``ROWS``.
-    cut: list[str] = field(default_factory=list)
+    cut: set[str] = field(default_factory=set)  #: once it has looked: of what there may be more
 
     def troubles(self) -> list[Trouble]:
         """Return what does not go on, each instance with the first of its troubles.
@@ -101,7 +98,7 @@ class Look:
         if not self.backend.has_instances:
             return
         for saga in self.sagas:
-            for glance, facts in self._facts(saga, islice(glances(self.backend, saga, PAUSED), self.limit), now):
+            for glance, facts in self._facts(saga, self._first(self.limit, glances(self.backend, saga, PAUSED)), now):
                 if facts.pending is None:
                     yield _explained(facts, glance.updated_at)
                 elif facts.pending.paused:  # it may have been resumed since the page was read
@@ -111,50 +108,47 @@ class Look:
         while page := list(islice(found, _PAGE)):
             yield from facts_on(self.backend, saga, page, now)
 
+    def _first(self, most: int, found: Iterator[FoundT]) -> Iterator[FoundT]:
+        """Yield so many at most; note whether there are more."""
+        yield from islice(found, most)
+        if next(found, None) is not None:
+            self.cut.add("limit")
+
     def _of_rows(self, now: int) -> Iterator[Trouble]:
-        """Yield the messages that were not handled for long, cannot be published, or that no relay has taken.
+        """Yield the messages that were not handled for long, cannot be published, or that no relay has taken."""
+        keys, waiting, shown, told = dict[str, str](), set[str](), Counter[tuple[str, str]](), set[tuple[str, str]]()
+        for row in late_rows(self.backend, now - self.late_ms, self.cut):
+            saga = saga_of(row)
+            kind = saga.name if saga else "", _verdict_of(row)
+            about = row.instance_id, kind[1]
+            if about in told or (saga not in self.sagas and not self.is_whole):
+                continue  # an instance may have a thousand timeouts
+            if shown[kind] == self.limit or (len(keys) == _READ and row.instance_id not in keys):
+                self.cut.add("limit")
+            elif trouble := self._of_row(row, saga, now, keys, waiting):
+                shown[kind] += 1
+                told |= {about} if row.instance_id else set()
+                yield trouble
 
-        Of each instance it is the first one: it may have a thousand timeouts, and leaves room for others.
-        """
-        keys, waiting, until = dict[str, str](), set[str](), now - self.late_ms
-        for rows in (self._tried(until), self._overdue(until)):
-            found = filter(None, (self._of_row(row, now, keys, waiting) for row in rows))
-            yield from islice(_firsts(found), self.limit)
-
-    def _tried(self, until: int) -> Iterator[OutboxGlance]:
-        page = self.backend.outbox.tried(until, MOST)
-        for _ in range(_PAGES):
-            yield from page
-            page = self.backend.outbox.tried(until, MOST, page[-1].place) if page else []
-        if page:
-            self.cut.append(ROWS)
-
-    def _overdue(self, until: int) -> Iterator[OutboxGlance]:
-        page = self.backend.outbox.overdue(until, MOST)
-        yield from page
-        if len(page) == MOST:
-            self.cut.append(ROWS)
-
-    def _of_row(self, row: OutboxGlance, now: int, keys: dict[str, str], waiting: set[str]) -> Trouble | None:
-        """Return the trouble with a row; ``None`` if it has none, or is of another saga.
+    def _of_row(
+        self, row: OutboxGlance, saga: SagaDefinition | None, now: int, keys: dict[str, str], waiting: set[str]
+    ) -> Trouble | None:
+        """Return the trouble with a row; ``None`` if its message has come, and waits with its instance.
 
         Args:
             row: The row.
+            saga: Its saga.
             now: The store's time.
             keys: Of the instances that were looked at, by their ids.
-            waiting: The ids of the messages that have come, and wait with these.
+            waiting: The ids of the messages that wait with these.
         """
-        saga = _saga_of(row)
-        if saga not in self.sagas and not self.is_whole:
-            return None
         if row.instance_id not in keys:
             keys[row.instance_id], held = self._key(saga, row.instance_id)
             waiting |= held
         if row.message_id in waiting:
             return None
         name, key, since = saga.name if saga else "", keys[row.instance_id], row.tried_at or row.due_at or row.available_at
-        verdict = Verdict.UNSENT if row.attempts or row.kind == "sent" else Verdict.OVERDUE
-        return Trouble(verdict.value, name, key, row.instance_id, since, now - since, row.task, 1, _sentence(row, now))
+        return Trouble(_verdict_of(row), name, key, row.instance_id, since, now - since, row.task, 1, _sentence(row, now))
 
     def _key(self, saga: SagaDefinition | None, id: str) -> tuple[str, set[str]]:
         """Return the key of an instance, and the ids of the messages that wait with it."""
@@ -173,8 +167,9 @@ class Look:
 
     def _of_dead_letters(self, now: int) -> Iterator[Trouble]:
         names = {name for saga in self.sagas for name in saga.names}
-        meant = [each for each in islice(self._dead_letters(), GROUPED) if self.is_whole or each.saga in names]
-        for group in islice(grouped(meant), self.limit):
+        newest = self._first(GROUPED, self._dead_letters())
+        meant = [each for each in newest if self.is_whole or each.saga in names]
+        for group in self._first(self.limit, iter(grouped(meant))):
             step = registry.step_named(group.task)
             count = f"{group.dead_letters:,} dead letter{'s' if group.dead_letters > 1 else ''}"
             sentence = f"{group.task} failed with {group.error}: {count}"
@@ -193,7 +188,7 @@ class Look:
             return
         before = now - self.idle_ms
         for saga in self.sagas:
-            for glance in islice(idle_for(self.backend, saga, before), self.limit):
+            for glance in self._first(self.limit, idle_for(self.backend, saga, before)):
                 since = glance.updated_at, now - glance.updated_at
                 yield Trouble(Verdict.IDLE.value, saga.name, glance.key, glance.id, *since, "", 1, "no message has changed it")
 
@@ -202,11 +197,9 @@ class Look:
         for saga in self.sagas:
             if saga.max_idle_ms is not None:
                 found = idle_for(self.backend, saga, now - saga.max_idle_ms)
-                looked_at = self._facts(saga, islice(found, _LOOKED_AT), now)
+                looked_at = self._facts(saga, self._first(LOOKED_AT, found), now)
                 alone = (_explained(facts, glance.updated_at) for glance, facts in looked_at if self._is_alone(facts))
-                yield from islice(alone, self.limit)
-                if next(found, None) is not None:
-                    self.cut.append(saga.name)
+                yield from self._first(self.limit, alone)
 
     def _is_alone(self, facts: Facts) -> bool:
         """Return whether nothing is sure to come; what is overdue is not, unless its row is there, which is reported itself."""
@@ -218,16 +211,11 @@ class Look:
 
 def each_once(troubles: Iterable[Trouble]) -> list[Trouble]:
     """Return troubles without those of an instance that one before them is about, and without repeats of any."""
-    return list(_firsts(troubles))
-
-
-def _firsts(troubles: Iterable[Trouble]) -> Iterator[Trouble]:
-    seen = set[object]()
+    first = dict[object, Trouble]()
     for trouble in troubles:
         about = (trouble.saga, trouble.key) if trouble.key else trouble.id or trouble._replace(for_ms=0)
-        if about not in seen:
-            seen.add(about)
-            yield trouble
+        first.setdefault(about, trouble)
+    return list(first.values())
 
 
 def _explained(facts: Facts, since: int) -> Trouble:
@@ -237,9 +225,8 @@ def _explained(facts: Facts, since: int) -> Trouble:
     return Trouble(verdict.value, *about, since, facts.now - since, "", 1, sentence.removesuffix("."))
 
 
-def _saga_of(row: OutboxGlance) -> SagaDefinition | None:
-    step = registry.step_named(row.step)
-    return step.saga if step else registry.saga_named(row.step.rpartition(".")[0])
+def _verdict_of(row: OutboxGlance) -> str:
+    return (Verdict.UNSENT if row.attempts or row.kind == "sent" else Verdict.OVERDUE).value
 
 
 def _sentence(row: OutboxGlance, now: int) -> str:

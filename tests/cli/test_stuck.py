@@ -122,7 +122,7 @@ class TestEachStore:
         assert found[""]["sentence"] == "order.remind failed with KeyError: 1 dead letter"
         assert {row["saga"] for row in found.values()} == {"order"}
         assert len(stuck(app)) == 5 + 3
-        assert len(stuck(app, "--limit", "1")) == 3 + 2 + 1
+        assert len(stuck(app, "--limit", "1")) == 3 + 3 + 1
         assert all(map(is_safe, run(app, "stuck").output.splitlines()))
         assert stuck(app, "parcel", status=0) == []
 
@@ -232,8 +232,9 @@ class TestEachStore:
             shop.write(str(number), until=[], asks=[])
         leave_alone(app, 13 * HOUR, monkeypatch)
         assert "There may be more" not in run(app, "stuck", "--limit", "4").output
-        assert "There may be more: of each kind 2 are shown at most (--limit)." in run(app, "stuck", "--limit", "2").output
-        monkeypatch.setattr("celery_sagas.operate.stuck._LOOKED_AT", 2)
+        assert "There may be more" not in run(app, "stuck", "--limit", "3").output
+        assert "There may be more: of each kind 2 of a saga are shown" in run(app, "stuck", "--limit", "2").output
+        monkeypatch.setattr("celery_sagas.operate.stuck.LOOKED_AT", 2)
         assert "There may be more" in run(app, "stuck", "--limit", "4").output
 
     def test_instance_with_dead_letters_is_listed_once(self, app: Celery, shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,6 +261,32 @@ class TestEachStore:
         assert stuck(app, status=0) == []
         [only] = facts(app, "stuck", "--late", "0s")
         assert (only["verdict"], only["task"]) == ("overdue", "order.remind")
+
+    @pytest.mark.parametrize("are_published", [False, True])
+    def test_saga_beside_one_with_many(
+        self, app: Celery, shop: Any, are_published: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It is shown, whatever comes before it in the outbox."""
+        monkeypatch.setattr("celery_sagas.operate.choosing.MOST", 4)
+        monkeypatch.setattr("celery_sagas.operate.choosing.LOOKED_AT", 12)
+        backend = backend_of(app)
+        for number in range(3 + 5 * are_published):
+            shop.place(str(number), after=3600)
+            due(app, str(number), at=1)
+        shop.write("1", until=[], asks=[])
+        due(app, "1", at=2, saga="letter")
+        if are_published:
+            for row in sorted(backend.outbox.claim_due("relay", 9, HOUR), key=lambda row: row.due_at):
+                backend.outbox.confirm("relay", [row.id], HOUR)
+        leave_alone(app, MINUTE, monkeypatch)
+        for words in (["letter"], []):
+            found = facts(app, "stuck", *words, "--late", "0s", "--limit", "2")
+            assert [row["saga"] for row in found if row["saga"] == "letter"] == ["letter"]
+        assert "There may be more" in run(app, "stuck", "--late", "0s", "--limit", "2").output
+        monkeypatch.setattr("celery_sagas.operate.choosing.LOOKED_AT", 4)
+        result = run(app, "stuck", "parcel", "--late", "0s")
+        assert (result.exit_code, result.stdout) == (0, "")
+        assert result.stderr.startswith("There may be more")
 
     def test_numbers(self, app: Celery, shop: Any) -> None:
         backend = backend_of(app)
@@ -288,9 +315,16 @@ def of_verdicts(app: Celery, *verdicts: str, words: Sequence[str] = ()) -> list[
 
 def due_row(app: Celery, key: str) -> OutboxRow:
     """Commit a timeout of an instance that is due, and claim its row."""
-    put(app, "{}", lambda id: Outgoing(id, "scheduled", f"id of {key}", "order.remind", "{}", 1), key=key, step="order.place")
+    due(app, key)
     [row] = backend_of(app).outbox.claim_due("relay", 9, HOUR)
     return row
+
+
+def due(app: Celery, key: str, at: int = 1, saga: str = "order") -> None:
+    """Commit a timeout of an instance that is due."""
+    step = {"order": "place", "letter": "write"}[saga]
+    message = f"id of {saga} {key}", f"{saga}.remind", "{}", at
+    put(app, "{}", lambda id: Outgoing(id, "scheduled", *message), key=key, saga=saga, step=f"{saga}.{step}")
 
 
 def test_message_of_no_instance(app: Celery, shop: Any) -> None:
