@@ -12,19 +12,16 @@ import click
 
 from celery_sagas.cli import tables
 from celery_sagas.cli.acts import ACTOR, REASON, facts_of, operator_for
-from celery_sagas.cli.addresses import value_of
-from celery_sagas.cli.ages import milliseconds
 from celery_sagas.cli.app import opened, saga_named
-from celery_sagas.cli.scanning import Scan
+from celery_sagas.cli.scanning import Scan, choices, selection_of
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.acts.acting import Done
 from celery_sagas.engine.instance import lookup_in
 from celery_sagas.errors import SagaError, SagaNotFound
-from celery_sagas.operate.choosing import chosen_of
+from celery_sagas.operate.choosing import Selection
 from celery_sagas.operate.instance import OperatedInstance
 from celery_sagas.operate.operator import Operator
 from celery_sagas.stores.records import ID
-from celery_sagas.worker.runtime import Runtime
 
 #: How many instances one command acts on at most, unless it reindexes: all of a saga may need that.
 _MOST: Final = 100_000
@@ -47,13 +44,7 @@ _UNLIMITED: Final = ("reindex",)
 @click.argument("verb", type=click.Choice(list(_VERBS)), metavar="VERB")
 @click.argument("name", metavar="SAGA")
 @click.argument("what", required=False, metavar="[NAME]")
-@click.option("--by", metavar="FIELD=VALUE", help="Those with this value of a field in search_by.")
-@click.option("--paused", is_flag=True, help="Those that an operator has paused.")
-@click.option("--idle", callback=milliseconds, help="Those that no message has changed for this time, such as 3d, 12h or 30m.")
-@click.option("--where", "expression", metavar="TEXT", help="Those for whose state this holds, such as 'total > 100'.")
-@click.option(
-    "--scan", "scanned", type=click.IntRange(min=1), default=10_000, show_default=True, help="How many --where looks at, at most."
-)
+@choices
 @click.option("--from", "given", type=click.File("r", encoding="utf-8"), help="Those in a file that --failed-to has written.")
 @REASON
 @ACTOR
@@ -76,50 +67,35 @@ def act_on_each(
     failed_to: TextIO | None,
     dry_run: bool,
     as_json: bool,
-    expression: str | None,
+    given: TextIO | None,
     scanned: int,
     **chosen: Any,
 ) -> None:
     """Act on each of the chosen instances of a saga: pause, resume, terminate, fire, skip or reindex.
 
-    Without --by, --paused, --idle, --where and --from it acts on all. NAME is that of the timeout, for fire and skip. reindex has
-    instances be found by the fields that the saga names today in also_by and search_by. It counts first, and asks. Ctrl-C ends it
-    after the one at hand; run it again to go on. The exit status is 1 if it failed for one, or one cannot be read for --where.
+    Without --by, --paused, --idle, --late, --where and --from it acts on all. NAME is that of the timeout, for fire and skip.
+    reindex has instances be found by the fields that the saga names today in also_by and search_by. It counts first, and asks.
+    Ctrl-C ends it after the one at hand; run it again to go on. The exit status is 1 if it failed for one, or one cannot be read
+    for --where.
     """
     if (what is not None) != (verb in _WITH_NAME):
         raise click.UsageError(f"{verb} takes {'the NAME of a timeout' if verb in _WITH_NAME else 'no NAME'}")
-    if sum(value not in (None, False) for value in chosen.values()) > 1:
-        raise click.UsageError("give one of --by, --paused, --idle and --from")
-    if chosen["given"] is not None and expression is not None:
-        raise click.UsageError("give --where or --from")
+    selection = selection_of(**chosen)
+    if given is not None and selection != Selection():
+        raise click.UsageError("--from names the instances: no other option chooses")
     with opened(context) as runtime:
         saga = saga_named(name)
         operator = operator_for(runtime, actor, reason, dry_run=dry_run)
-        scan = Scan(runtime, saga, expression, scanned)
-        found = _ids(runtime, saga, scan, **chosen)
+        scan = Scan(runtime, saga, selection, scanned)
+        found = (glance.id for glance in scan.find()) if given is None else _read(given, saga)
         ids = list(dict.fromkeys(found if verb in _UNLIMITED else _few(found)))
-        scan.tell(oldest_first=chosen["idle"] is not None, by_begin=bool(chosen["by"] or chosen["paused"]))
+        scan.tell()
         _agree(verb, saga, len(ids), expect, dry_run)
         batch = _Batch(operator, saga, lambda instance: _VERBS[verb](instance, reason, what or ""), failed_to, as_json=as_json)
         with _interruptible(batch):
             batch.run(ids, per_second)
     batch.report(len(ids))
     scan.end()
-
-
-def _ids(
-    runtime: Runtime, saga: SagaDefinition, scan: Scan, *, by: str | None, paused: bool, idle: int | None, given: TextIO | None
-) -> Iterator[str]:
-    """Return the ids of the chosen instances.
-
-    Raises:
-        ClickException: The file is none that this command has written.
-    """
-    if given is not None:
-        return _read(given, saga)
-    values = {} if by is None else value_of(by)
-    chosen = chosen_of(runtime.backends.of(saga), saga, paused=paused, idle_ms=idle, by=values)
-    return (glance.id for glance in scan.find(chosen))
 
 
 def _few(ids: Iterator[str]) -> Iterator[str]:

@@ -8,16 +8,16 @@ from typing import Any, Final
 import click
 
 from celery_sagas.cli import tables
-from celery_sagas.cli.addresses import value_of
 from celery_sagas.cli.app import opened, saga_named
 from celery_sagas.cli.following import Tail, follow
-from celery_sagas.cli.scanning import Scan
-from celery_sagas.core.pending import PAUSED, NewerFormat, Pending, read_pending
+from celery_sagas.cli.scanning import Scan, choices, selection_of
+from celery_sagas.core.pending import NewerFormat, Pending, read_pending
 from celery_sagas.core.registry import registry
 from celery_sagas.core.requests.requests import Request
 from celery_sagas.core.saga import SagaDefinition
-from celery_sagas.engine.listing import changed, count_live, glances, tag_of
+from celery_sagas.engine.listing import changed, count_live, glances
 from celery_sagas.errors import StoreUnavailable
+from celery_sagas.operate.choosing import Selection
 from celery_sagas.stores.instances import Glance
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import Entry
@@ -31,12 +31,7 @@ _INSTANCES: Final = ("KEY", "VERSION", "CREATED", "CHANGED", "WAITS FOR", "ID")
 
 @click.command("list")
 @click.argument("name", required=False, metavar="[SAGA]")
-@click.option("--by", metavar="FIELD=VALUE", help="Only instances with this value of a field in search_by.")
-@click.option("--paused", is_flag=True, help="Only instances that an operator has paused.")
-@click.option("--where", "expression", metavar="TEXT", help="Only instances for whose state this holds, such as 'total > 100'.")
-@click.option(
-    "--scan", "scanned", type=click.IntRange(min=1), default=10_000, show_default=True, help="How many --where looks at, at most."
-)
+@choices
 @click.option("--oldest-first", is_flag=True, help="Begin with those that no message has changed for the longest time.")
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="How many, at most.")
 @click.option("--follow", "follows", is_flag=True, help="Then show each instance that is changed, until Ctrl-C.")
@@ -44,28 +39,23 @@ _INSTANCES: Final = ("KEY", "VERSION", "CREATED", "CHANGED", "WAITS FOR", "ID")
 @click.pass_context
 def list_instances(
     context: click.Context,
+    /,
     name: str | None,
-    by: str | None,
-    paused: bool,
-    expression: str | None,
     scanned: int,
-    oldest_first: bool,
     limit: int,
     follows: bool,
     as_json: bool,
+    **chosen: Any,
 ) -> None:
     """Show the live instances of a saga, the ones that were changed last first; or without SAGA, how many there are of each.
 
-    --by and --paused read an index. --where reads states, those that were changed last first, or as --by, --paused and
+    --by, --paused, --idle and --late read indexes. --where reads states, those that were changed last first, or as these and
     --oldest-first say, and names those that cannot be read; the exit status is 1 then.
     """
-    if name is None and (by or paused or expression or oldest_first or follows):
-        raise click.UsageError("name a saga with --by, --paused, --where, --oldest-first and --follow")
-    if by and paused:
-        raise click.UsageError("give --by or --paused")
-    if (by or paused) and oldest_first:
-        raise click.UsageError("--oldest-first is for all instances: those with a value are listed by when they began")
-    if follows and (by or paused or expression or oldest_first):
+    selection = selection_of(**chosen)
+    if name is None and (selection != Selection() or follows):
+        raise click.UsageError("name a saga with options that choose, --oldest-first and --follow")
+    if follows and selection != Selection():
         raise click.UsageError("--follow is for all instances, the ones that were changed last at the end")
     with suppress(*[KeyboardInterrupt] * follows), opened(context) as runtime:
         if name is None:
@@ -74,11 +64,9 @@ def list_instances(
         saga = saga_named(name)
         if follows:
             _follow(runtime.backends.of(saga), saga, limit, as_json=as_json)
-        tag = PAUSED if paused else tag_of(saga, {} if by is None else value_of(by))
-        scan = Scan(runtime, saga, expression, scanned)
-        found = scan.find(glances(runtime.backends.of(saga), saga, tag, oldest_first=oldest_first))
-        _print_instances(saga, list(islice(found, limit)), as_json=as_json)
-        scan.tell(oldest_first=oldest_first, by_begin=tag is not None)
+        scan = Scan(runtime, saga, selection, scanned)
+        _print_instances(saga, list(islice(scan.find(), limit)), as_json=as_json)
+        scan.tell()
         scan.end()
 
 

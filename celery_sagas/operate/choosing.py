@@ -1,42 +1,78 @@
-"""Choosing instances: all of a saga, those with a value, the paused ones, or those that no message has changed for long.
+"""Choosing instances: all of a saga, those with a value, the paused, the idle or the late ones.
 
 These are found by indexes. For which of them an expression holds is found out by reading their states.
 """
 
 from collections.abc import Iterator, Mapping
-from itertools import takewhile
+from dataclasses import dataclass, field
+from itertools import islice, takewhile
 from typing import Final
 
 from celery_sagas.core.codec import decode
 from celery_sagas.core.pending import PAUSED
 from celery_sagas.core.registry import registry
 from celery_sagas.core.saga import SagaDefinition
-from celery_sagas.engine.listing import glances, records_of, tag_of
-from celery_sagas.errors import UnreadableState
+from celery_sagas.engine.instance import pending_of
+from celery_sagas.engine.listing import glances, read_records, records_of, tag_of
+from celery_sagas.errors import NewerState, UnreadableState
 from celery_sagas.operate.where import Test
 from celery_sagas.stores.instances import MOST, Glance, glance_at, slot_of
 from celery_sagas.stores.ports import Backend
-from celery_sagas.stores.records import OutboxGlance
+from celery_sagas.stores.records import OutboxGlance, Record
 
 #: How many instances, or rows of the outbox, are looked at.
 LOOKED_AT: Final = 100_000
+#: How many instances are read at once; each may have a megabyte.
+_PAGE: Final = 50
 
 
-def chosen_of(
-    backend: Backend, saga: SagaDefinition, *, paused: bool, idle_ms: int | None, by: Mapping[str, object]
-) -> Iterator[Glance]:
-    """Return the chosen instances of a saga, read in pages by an index.
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which instances of a saga are meant: all, or those that one of these chooses.
+
+    Args:
+        by: The value of a field in ``search_by``.
+        paused: Those that an operator has paused.
+        idle_ms: Those that no message has changed for this time, in milliseconds.
+        late_ms: Those for which something is overdue for this time, in milliseconds.
+        oldest_first: All, those first that no message has changed for the longest time.
+        where: Of the chosen ones those for whose states this expression holds.
 
     Raises:
         TypeError: More than one choice is given.
-        DefinitionError: The saga is not listed by this field.
-        CorrelationError: The value is none of the field's.
     """
-    if [paused, idle_ms is not None, bool(by)].count(True) > 1:
-        raise TypeError("choose by one of these: paused=, idle=, or a field in search_by")
-    if idle_ms is not None:
-        return idle_for(backend, saga, backend.outbox.time() - idle_ms)
-    return glances(backend, saga, PAUSED if paused else tag_of(saga, by))
+
+    by: Mapping[str, object] = field(default_factory=dict)
+    paused: bool = False
+    idle_ms: int | None = None
+    late_ms: int | None = None
+    oldest_first: bool = False
+    where: str | None = None
+
+    def __post_init__(self) -> None:
+        choices = {"a field in search_by": bool(self.by), "paused": self.paused, "oldest first": self.oldest_first}
+        choices |= {"idle": self.idle_ms is not None, "late": self.late_ms is not None}
+        given = [name for name, is_given in choices.items() if is_given]
+        if len(given) > 1:
+            raise TypeError(f"choose by one of these: {', '.join(given)}")
+
+    def chosen(self, backend: Backend, saga: SagaDefinition, cut: set[str] | None = None) -> Iterator[Glance]:
+        """Return the chosen instances of a saga, read in pages by an index, whatever their states are.
+
+        Args:
+            backend: Stores them.
+            saga: Their saga.
+            cut: What says that there may be more is added.
+
+        Raises:
+            DefinitionError: The saga is not listed by this field.
+            CorrelationError: The value is none of the field's.
+        """
+        if self.late_ms is not None:
+            return late_in(backend, saga, backend.outbox.time() - self.late_ms, set() if cut is None else cut)
+        if self.idle_ms is not None:
+            return idle_for(backend, saga, backend.outbox.time() - self.idle_ms)
+        return glances(backend, saga, PAUSED if self.paused else tag_of(saga, self.by), oldest_first=self.oldest_first)
 
 
 def idle_for(backend: Backend, saga: SagaDefinition, before: int) -> Iterator[Glance]:
@@ -59,6 +95,31 @@ def matching(backend: Backend, saga: SagaDefinition, found: Iterator[Glance], te
                 yield glance_at(read)
         except UnreadableState as exc:
             yield exc
+
+
+def late_in(backend: Backend, saga: SagaDefinition, before: int, cut: set[str]) -> Iterator[Glance]:
+    """Yield the instances that wait for a timeout or a deadline that was due before a time, each once: as ``late_rows`` does."""
+    rows = (row for row in late_rows(backend, before, cut) if row.kind != "sent" and row.instance_id and saga_of(row) == saga)
+    found = set[str]()
+    while page := list(islice(rows, _PAGE)):
+        read = read_records(backend, saga, list({row.instance_id for row in page} - found))
+        for row in page:
+            record = read.get(row.instance_id)
+            if record is not None and row.instance_id not in found and row.message_id not in waiting_with(record):
+                found.add(row.instance_id)
+                yield _damaged(saga, row) if isinstance(record, UnreadableState) else glance_at(record)
+
+
+def waiting_with(record: Record | UnreadableState) -> set[str]:
+    """Return the ids of the messages that have come, and wait with an instance; none if that cannot be read."""
+    try:
+        return set() if isinstance(record, UnreadableState) else {each.id for each in pending_of(record).deferred}
+    except (UnreadableState, NewerState):
+        return set()
+
+
+def _damaged(saga: SagaDefinition, row: OutboxGlance) -> Glance:
+    return Glance(row.instance_id, saga.name, "", 0, 0, 0, None, 0, 0)
 
 
 def late_rows(backend: Backend, before: int, cut: set[str]) -> Iterator[OutboxGlance]:

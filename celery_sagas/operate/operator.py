@@ -18,7 +18,7 @@ from celery_sagas.errors import MisuseError, UnreadableState
 from celery_sagas.operate import switching
 from celery_sagas.operate.actors import Actor, checked_text
 from celery_sagas.operate.arriving import message_to
-from celery_sagas.operate.choosing import chosen_of, matching
+from celery_sagas.operate.choosing import Selection, matching
 from celery_sagas.operate.dead_letters import DeadLetters
 from celery_sagas.operate.instance import OperatedInstance
 from celery_sagas.operate.switching import Switched
@@ -67,7 +67,15 @@ class Operator(Actor):
         return OperatedInstance(self, definition, lookup_of(definition, key, by))
 
     def instances(
-        self, saga: type[Saga] | str, /, *, paused: bool = False, idle: Delay | None = None, where: str = "", **by: object
+        self,
+        saga: type[Saga] | str,
+        /,
+        *,
+        paused: bool = False,
+        idle: Delay | None = None,
+        late: Delay | None = None,
+        where: str = "",
+        **by: object,
     ) -> Iterator[OperatedInstance]:
         """Yield the instances of a saga, or some of them, to act on each; they are found by indexes, in pages.
 
@@ -78,6 +86,8 @@ class Operator(Actor):
             saga: Its class, or the stored name of that.
             paused: Only those that an operator has paused.
             idle: Only those that no message has changed for this time, a ``timedelta`` or seconds.
+            late: Only those for which a timeout, or the deadline of a request, is overdue for this time, a ``timedelta`` or
+                seconds, and its row is in the outbox: as ``celery sagas stuck --late`` finds them.
             where: Only those of them for whose states this holds, such as ``'total > 100 and lines.0.sku == "x"'``.
             **by: Only those with a value of a field in ``search_by``.
 
@@ -90,10 +100,12 @@ class Operator(Actor):
             ConfigurationError: The backend lists no instances.
         """
         definition = saga_of(saga)
-        idle_ms = None if idle is None else int(seconds_of("idle", idle) * 1000)
+        selection = Selection(
+            by=by, paused=paused, idle_ms=_milliseconds("idle", idle), late_ms=_milliseconds("late", late), where=where or None
+        )
         runtime = runtime_of(self.app)
         backend = runtime.backends.of(definition)
-        chosen = chosen_of(backend, definition, paused=paused, idle_ms=idle_ms, by=by)
+        chosen = selection.chosen(backend, definition)
         test = where_of(definition, where, runtime.settings.hidden) if where else None
         found = chosen if test is None else matching(backend, definition, chosen, test)
         return map(partial(self._found, definition), found)  # unlike a generator, it goes on after an error
@@ -171,6 +183,10 @@ class Operator(Actor):
         if done.changed:
             logger.info("%s is %s, by %r: %r", done.name, what, self.actor, reason)
         return done
+
+
+def _milliseconds(name: str, delay: Delay | None) -> int | None:
+    return None if delay is None else int(seconds_of(name, delay) * 1000)
 
 
 def saga_of(saga: type[Saga] | str) -> SagaDefinition:

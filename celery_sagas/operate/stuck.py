@@ -9,10 +9,9 @@ from typing import NamedTuple, TypeVar
 from celery_sagas.core.pending import PAUSED
 from celery_sagas.core.registry import registry
 from celery_sagas.core.saga import SagaDefinition
-from celery_sagas.engine.instance import pending_of
 from celery_sagas.engine.listing import glances
-from celery_sagas.errors import NewerState, UnreadableState
-from celery_sagas.operate.choosing import LOOKED_AT, idle_for, late_rows, saga_of
+from celery_sagas.errors import UnreadableState
+from celery_sagas.operate.choosing import LOOKED_AT, idle_for, late_rows, saga_of, waiting_with
 from celery_sagas.operate.explain import LATE_MS, Verdict, explain
 from celery_sagas.operate.facts import Facts, due_of, is_left_alone
 from celery_sagas.operate.groups import GROUPED, grouped
@@ -158,12 +157,7 @@ class Look:
             record = self.backend.sagas.find(Lookup(saga.names, ID, id)).record
         except UnreadableState:
             return "", set()
-        if record is None:
-            return "", set()
-        try:
-            return record.key, {each.id for each in pending_of(record).deferred}
-        except (UnreadableState, NewerState):
-            return record.key, set()
+        return (record.key, waiting_with(record)) if record else ("", set())
 
     def _of_dead_letters(self, now: int) -> Iterator[Trouble]:
         names = {name for saga in self.sagas for name in saga.names}

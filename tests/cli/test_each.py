@@ -3,6 +3,9 @@
 import json
 import os
 import signal
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +14,15 @@ from celery import Celery
 from click.testing import Result
 
 from celery_sagas import Saga
+from celery_sagas.core.deferred import Deferred
 from celery_sagas.core.registry import registry
 from celery_sagas.errors import MisuseError
 from celery_sagas.operate import Done, OperatedInstance, Operator
-from celery_sagas.stores.records import Change
+from celery_sagas.stores.records import Change, Outgoing
 from celery_sagas.testing.samples import HOUR, by_key, effects, found
 from tests.apps import Worker, backend_of
 from tests.cli.test_describe import run
+from tests.cli.test_show import put
 from tests.every_store import stored_app, url
 
 __all__ = ["stored_app", "url"]
@@ -90,7 +95,9 @@ def test_asks_with_the_number(app: Celery, order: Any) -> None:
     ("words", "problem"),
     [
         (["pause", "order", "--expect", "3"], "there are 4 such instances, and 3 were expected: nothing was done"),
-        (["pause", "order", "--by", "city=Oslo", "--paused"], "give one of --by, --paused, --idle and --from"),
+        (["pause", "order", "--by", "city=Oslo", "--paused"], "choose by one of these: a field in search_by, paused"),
+        (["pause", "order", "--late", "--idle", "3d"], "choose by one of these: idle, late"),
+        (["pause", "order", "--from", "/dev/null", "--where", "true"], "--from names the instances: no other option chooses"),
         (["pause", "order", "delivery"], "pause takes no NAME"),
         (["fire", "order"], "fire takes the NAME of a timeout"),
         (["answer", "order"], "'answer' is not one of"),
@@ -185,6 +192,59 @@ def test_on_each_store(stored_app: Celery, definitions: None) -> None:
     assert len(list(ann.instances(order, paused=True))) == 4
     assert all(instance.terminate("INC-1").changed for instance in ann.instances(order, paused=True))
     assert list(ann.instances(order)) == []
+
+
+@pytest.fixture
+def late_app(stored_app: Celery, definitions: None) -> Celery:
+    """An app with four orders on each store. The reminders of 0 and 1 were published, and not handled; twice that of 1."""
+    orders(stored_app, Worker(stored_app))
+    outbox = backend_of(stored_app).outbox
+    for key, times in (("0", 1), ("1", 2)):
+        put(stored_app, "{}", *[partial(row_of, message=f"{key} {each}") for each in range(times)], key=key, step="order.place")
+    outbox.confirm("relay", [row.id for row in outbox.claim_due("relay", 9, HOUR)], HOUR)
+    return stored_app
+
+
+def row_of(id: str, message: str) -> Outgoing:
+    """Return the row of a reminder that is due."""
+    return Outgoing(id, "scheduled", message, "order.remind", "{}", 1)
+
+
+class TestLate:
+    def test_are_found_once(self, late_app: Celery) -> None:
+        ann = Operator(late_app, "ann")
+        assert list(ann.instances("order", late=timedelta(minutes=15))) == []
+        assert sorted(each.lookup.value for each in ann.instances("order", late=0)) == sorted(map(id_of(late_app), "01"))
+        assert run(late_app, "list", "order", "--late").output == "There are no such instances of order.\n"
+        listed = run(late_app, "list", "order", "--late", "0s").stdout.splitlines()
+        assert [line.split()[0] for line in listed[1:]] == ["0", "1"]
+        result = run(late_app, "each", "pause", "order", "--late", "0s", "--where", 'city == "Oslo"', "--expect", "1", *WHY)
+        assert result.exit_code == 0, result.output
+        assert actions(late_app) == [("pause", "0")]
+
+    def test_those_that_have_come_and_wait_are_left_out(self, late_app: Celery) -> None:
+        waiting = Deferred("0 0", "order.remind", 1, "again", "{}")
+        put(late_app, json.dumps({"format": 2, "deferred": [waiting.to_json()]}), key="0", step="order.place")
+        listed = run(late_app, "list", "order", "--late", "0s").stdout.splitlines()
+        assert [line.split()[0] for line in listed[1:]] == ["1"]
+
+    def test_those_that_are_gone_or_damaged(self, late_app: Celery) -> None:
+        Operator(late_app, "bob").instance("order", "0").terminate("before")
+        put(late_app, "nonsense", key="1", step="order.place")
+        result = run(late_app, "each", "pause", "order", "--late", "0s", "--expect", "1", *WHY)
+        assert (result.exit_code, "1 failed" in result.output) == (1, True)
+
+    def test_many(self, late_app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        result = run(late_app, "list", "order", "--late", "0s", "--where", "true", "--scan", "1")
+        assert result.stderr == "Looked at 1 of more: --scan looks at more.\n"
+        monkeypatch.setattr("celery_sagas.operate.choosing.MOST", 1)
+        monkeypatch.setattr("celery_sagas.operate.choosing.LOOKED_AT", 2)
+        assert "There may be more" in run(late_app, "list", "order", "--late", "0s").stderr
+
+
+def id_of(app: Celery) -> Callable[[str], str]:
+    """Return a function that returns the id of an order."""
+    return lambda key: found(backend_of(app), by_key(key, ("order",))).id
 
 
 class TestReindex:

@@ -130,7 +130,7 @@ def test_state_that_this_code_does_not_load_is_tested_as_it_is_stored(app: Celer
         (["list", "order", "--where", "total > 5", "--follow"], 2, "--follow is for all instances"),
         (["list", "order", "--where", "total > 5", "--scan", "0"], 2, "--scan"),
         (["each", "terminate", "order", "--where", "pin == 1234", *WHY], 1, "pin of order is hidden"),
-        (["each", "terminate", "order", "--where", "total > 5", "--from", "/dev/null", *WHY], 2, "give --where or --from"),
+        (["each", "terminate", "order", "--where", "total > 5", "--from", "/dev/null", *WHY], 2, "--from names the instances"),
     ],
 )
 def test_wrong_input(app: Celery, order: Any, words: list[str], status: int, problem: str) -> None:
