@@ -83,6 +83,8 @@ def act_on_each(
     selection = selection_of(**chosen)
     if given is not None and selection != Selection():
         raise click.UsageError("--from names the instances: no other option chooses")
+    if given is not None and failed_to is not None and given.name == failed_to.name != "-":
+        raise click.UsageError("--failed-to would overwrite the file of --from")
     with opened(context) as runtime:
         saga = saga_named(name)
         operator = operator_for(runtime, actor, reason, dry_run=dry_run)
@@ -91,6 +93,8 @@ def act_on_each(
         ids = list(dict.fromkeys(found if verb in _UNLIMITED else _few(found)))
         scan.tell()
         _agree(verb, saga, len(ids), expect, dry_run)
+        if failed_to is not None:
+            failed_to.write("")  # click opens it now: what an earlier run has written is gone
         batch = _Batch(operator, saga, lambda instance: _VERBS[verb](instance, reason, what or ""), failed_to, as_json=as_json)
         with _interruptible(batch):
             batch.run(ids, per_second)
@@ -142,7 +146,7 @@ class _Batch:
         self._act = act
         self._failed_to = failed_to
         self._as_json = as_json
-        self._done = self._idle = self._failed = 0
+        self._done = self._idle = self._failed = self._gone = 0
         self.is_stopped = False
 
     def run(self, ids: list[str], per_second: float | None) -> None:
@@ -160,10 +164,10 @@ class _Batch:
 
     def report(self, count: int) -> None:
         """Say what has come of it; exit with status 1 if it failed for one, or was stopped."""
-        counted = self._done + self._idle + self._failed
+        counted = self._done + self._idle + self._failed + self._gone
         plan = " (a dry run: nothing was written)" if self._operator.dry_run else ""
-        text = f"{self._done:,} done{plan}, {self._idle:,} with nothing to be done, {self._failed:,} failed."
-        click.echo(text, err=True)
+        gone = f", {self._gone:,} gone" if self._gone else ""
+        click.echo(f"{self._done:,} done{plan}, {self._idle:,} with nothing to be done, {self._failed:,} failed{gone}.", err=True)
         if counted < count:
             click.echo(
                 f"Stopped after {counted:,} of {count:,}. Run it again to go on; --expect may have to be less then.", err=True
@@ -175,7 +179,7 @@ class _Batch:
         try:
             done = self._act(OperatedInstance(self._operator, self._saga, lookup_in(self._saga, ID, id)))
         except SagaNotFound:  # it has ended meanwhile
-            self._idle += 1
+            self._gone += 1
             return
         except SagaError as exc:
             self._failed += 1

@@ -149,7 +149,17 @@ class TestFailures:
         file.write_text(json.dumps({"saga": "order", "id": order.find("0").saga.id}))
         Operator(app, "bob").instance(order, "0").terminate("before")
         result = run(app, "each", "pause", "order", "--from", str(file), "--expect", "1", *WHY)
-        assert (result.exit_code, "0 done, 1 with nothing to be done, 0 failed." in result.output) == (0, True)
+        assert (result.exit_code, "0 done, 0 with nothing to be done, 0 failed, 1 gone." in result.output) == (0, True)
+
+    def test_file_of_an_earlier_run_is_overwritten(self, app: Celery, order: Any, tmp_path: Path) -> None:
+        file = tmp_path / "failed.jsonl"
+        file.write_text(json.dumps({"saga": "order", "id": order.find("0").saga.id}))
+        named = ("--failed-to", str(file), *WHY)
+        assert "overwrite the file of --from" in run(app, "each", "pause", "order", "--from", str(file), *named).output
+        assert run(app, "each", "pause", "order", *named).exit_code == 1  # nobody has agreed
+        assert file.read_text()
+        assert run(app, "each", "pause", "order", "--expect", "4", *named).exit_code == 0
+        assert file.read_text() == ""
 
 
 def test_ctrl_c_ends_it_after_the_one_at_hand(app: Celery, order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
