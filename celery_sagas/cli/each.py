@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from typing import Any, Final, TextIO
 
@@ -14,6 +15,7 @@ from celery_sagas.cli import tables
 from celery_sagas.cli.acts import ACTOR, REASON, facts_of, operator_for
 from celery_sagas.cli.app import opened, saga_named
 from celery_sagas.cli.scanning import Scan, choices, selection_of
+from celery_sagas.core.ids import time_ordered_id
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.acts.acting import Done
 from celery_sagas.engine.instance import lookup_in
@@ -51,6 +53,7 @@ _UNLIMITED: Final = ("reindex",)
 @click.option("--expect", type=click.IntRange(min=0), help="Do not ask, and act only if there are so many.")
 @click.option("--per-second", type=click.FloatRange(min=0, min_open=True), help="How many at most, in a second.")
 @click.option("--failed-to", type=click.File("w", encoding="utf-8"), help="Write those for which it failed into this file.")
+@click.option("--batch", metavar="ID", help="Go on with an earlier run: leave those alone on which it has acted.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object in each line.")
 @click.pass_context
@@ -65,6 +68,7 @@ def act_on_each(
     expect: int | None,
     per_second: float | None,
     failed_to: TextIO | None,
+    batch: str | None,
     dry_run: bool,
     as_json: bool,
     given: TextIO | None,
@@ -75,8 +79,8 @@ def act_on_each(
 
     Without --by, --paused, --idle, --late, --where and --from it acts on all. NAME is that of the timeout, for fire and skip.
     reindex has instances be found by the fields that the saga names today in also_by and search_by. It counts first, and asks.
-    Ctrl-C ends it after the one at hand; run it again to go on. The exit status is 1 if it failed for one, or one cannot be read
-    for --where.
+    Ctrl-C ends it after the one at hand; run it again with the --batch that it names to go on. The exit status is 1 if it failed
+    for one, or one cannot be read for --where.
     """
     if (what is not None) != (verb in _WITH_NAME):
         raise click.UsageError(f"{verb} takes {'the NAME of a timeout' if verb in _WITH_NAME else 'no NAME'}")
@@ -87,7 +91,7 @@ def act_on_each(
         raise click.UsageError("--failed-to would overwrite the file of --from")
     with opened(context) as runtime:
         saga = saga_named(name)
-        operator = operator_for(runtime, actor, reason, dry_run=dry_run)
+        operator = replace(operator_for(runtime, actor, reason, dry_run=dry_run), batch=batch or time_ordered_id())
         scan = Scan(runtime, saga, selection, scanned)
         found = (glance.id for glance in scan.find()) if given is None else _read(given, saga)
         ids = list(dict.fromkeys(found if verb in _UNLIMITED else _few(found)))
@@ -95,10 +99,14 @@ def act_on_each(
         _agree(verb, saga, len(ids), expect, dry_run)
         if failed_to is not None:
             failed_to.write("")  # click opens it now: what an earlier run has written is gone
-        batch = _Batch(operator, saga, lambda instance: _VERBS[verb](instance, reason, what or ""), failed_to, as_json=as_json)
-        with _interruptible(batch):
-            batch.run(ids, per_second)
-    batch.report(len(ids))
+        run = _Run(operator, saga, lambda instance: _VERBS[verb](instance, reason, what or ""), failed_to, as_json=as_json)
+        try:
+            with _interruptible(run):
+                run.act_on(ids, per_second)
+        finally:
+            is_whole = run.report(len(ids))
+    if not is_whole:
+        raise click.exceptions.Exit(1)
     scan.end()
 
 
@@ -129,7 +137,7 @@ def _agree(verb: str, saga: SagaDefinition, count: int, expect: int | None, dry_
         click.confirm(f"{verb} {count:,} instance{'s' if count != 1 else ''} of {saga.name}?", abort=True, err=True)
 
 
-class _Batch:
+class _Run:
     """One act on many instances, whatever comes of each."""
 
     def __init__(
@@ -149,7 +157,7 @@ class _Batch:
         self._done = self._idle = self._failed = self._gone = 0
         self.is_stopped = False
 
-    def run(self, ids: list[str], per_second: float | None) -> None:
+    def act_on(self, ids: list[str], per_second: float | None) -> None:
         """Act on each, until it is stopped; say how far it is."""
         began = told_at = time.monotonic()
         for number, id in enumerate(ids):
@@ -162,18 +170,19 @@ class _Batch:
                 told_at = time.monotonic()
                 click.echo(f"{number + 1:,} of {len(ids):,}", err=True)
 
-    def report(self, count: int) -> None:
-        """Say what has come of it; exit with status 1 if it failed for one, or was stopped."""
+    def report(self, count: int) -> bool:
+        """Say what has come of it, and how to go on; return whether there is nothing left."""
         counted = self._done + self._idle + self._failed + self._gone
         plan = " (a dry run: nothing was written)" if self._operator.dry_run else ""
         gone = f", {self._gone:,} gone" if self._gone else ""
         click.echo(f"{self._done:,} done{plan}, {self._idle:,} with nothing to be done, {self._failed:,} failed{gone}.", err=True)
         if counted < count:
-            click.echo(
-                f"Stopped after {counted:,} of {count:,}. Run it again to go on; --expect may have to be less then.", err=True
-            )
-        if self._failed or counted < count:
-            raise click.exceptions.Exit(1)
+            click.echo(f"Stopped after {counted:,} of {count:,}.", err=True)
+        is_whole = counted == count and not self._failed
+        if not (is_whole or plan):
+            batch = tables.line(self._operator.batch)
+            click.echo(f"Run it again with --batch {batch} to go on; --expect may have to be less then.", err=True)
+        return is_whole
 
     def _one(self, id: str) -> None:
         try:
@@ -198,11 +207,11 @@ class _Batch:
 
 
 @contextmanager
-def _interruptible(batch: _Batch) -> Iterator[None]:
-    """Have Ctrl-C stop a batch after the instance at hand, and a second one at once."""
+def _interruptible(run: _Run) -> Iterator[None]:
+    """Have Ctrl-C stop a run after the instance at hand, and a second one at once."""
 
     def stop(number: int, frame: object) -> None:
-        batch.is_stopped = True
+        run.is_stopped = True
         signal.signal(signal.SIGINT, before)
 
     before = signal.signal(signal.SIGINT, stop)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from collections.abc import Callable
 from datetime import timedelta
@@ -174,11 +175,40 @@ def test_ctrl_c_ends_it_after_the_one_at_hand(app: Celery, order: Any, monkeypat
     monkeypatch.setattr(OperatedInstance, "pause", interrupted)
     result = run(app, "each", "pause", "order", "--expect", "4", *WHY)
     assert result.exit_code == 1
-    assert "Stopped after 1 of 4. Run it again to go on; --expect may have to be less then." in result.output
+    assert "Stopped after 1 of 4.\nRun it again with --batch " in result.output
     assert len(actions(app)) == 1
     assert signal.getsignal(signal.SIGINT) is before
     monkeypatch.undo()
     assert len(progress(run(app, "each", "pause", "order", "--expect", "4", "--per-second", "200", *WHY))) == 3
+
+
+class TestBatch:
+    def test_acts_once_on_each(self, app: Celery, order: Any) -> None:
+        """Also if the act could be done again: only the order 3 has no such timeout."""
+        fire = ("each", "fire", "order", "delivery", *WHY)
+        result = run(app, *fire, "--expect", "4")
+        assert (result.exit_code, "3 done, 0 with nothing to be done, 1 failed." in result.output) == (1, True)
+        [batch] = re.findall(r"^Run it again with --batch (\S+) to go on\.$", result.output, re.MULTILINE)
+        result = run(app, *fire, "--expect", "4", "--batch", batch)
+        assert result.output.count("it was done before") == 3
+        assert "0 done, 3 with nothing to be done, 1 failed." in result.output
+        assert f"Run it again with --batch {batch} to go on." in result.output
+        assert actions(app) == [("fire", key) for key in ("0", "1", "2")]
+        assert "3 done" in run(app, *fire, "--expect", "4").output
+        assert len(actions(app)) == 6
+
+    def test_is_named_also_if_it_ends_at_once(self, app: Celery, order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        def interrupted(self: OperatedInstance, reason: str) -> Done:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(OperatedInstance, "pause", interrupted)
+        result = run(app, "each", "pause", "order", "--expect", "4", "--batch", "INC-881", *WHY)
+        assert result.exit_code == 1
+        assert "Stopped after 0 of 4.\nRun it again with --batch INC-881 to go on.\n" in result.output
+
+    def test_is_not_named_if_nothing_is_left(self, app: Celery, order: Any) -> None:
+        assert "--batch" not in run(app, "each", "pause", "order", "--expect", "4", *WHY).output
+        assert "--batch" not in run(app, "each", "skip", "order", "delivery", "--dry-run", *WHY).output
 
 
 def progress(result: Result) -> list[str]:
