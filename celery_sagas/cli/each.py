@@ -180,8 +180,7 @@ class _Run:
             click.echo(f"Stopped after {counted:,} of {count:,}.", err=True)
         is_whole = counted == count and not self._failed
         if not (is_whole or plan):
-            batch = tables.line(self._operator.batch)
-            click.echo(f"Run it again with --batch {batch} to go on; --expect may have to be less then.", err=True)
+            click.echo(f"Run it again with --batch {tables.line(self._operator.batch)} to go on.", err=True)
         return is_whole
 
     def _one(self, id: str) -> None:

@@ -32,7 +32,7 @@ def test_ctrl_c_leaves_the_rest_to_the_next_time(deploy: Deploy, engine: str, br
     assert command.wait_ended() == 1, command.describe()
     assert command.output.count(" is paused: ") == len(paused(deployment)) == BEFORE
     assert f"{BEFORE} done, 0 with nothing to be done, 0 failed." in command.log
-    assert f"Stopped after {BEFORE} of {COUNTERS}. Run it again to go on" in command.log
+    assert f"Stopped after {BEFORE} of {COUNTERS}.\nRun it again with --batch " in command.log
     assert "Traceback" not in command.log
     output = deployment.command(*EACH)
     assert output.count(" is paused: ") == COUNTERS - BEFORE
