@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from operator import gt, lt
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import ColumnElement, LargeBinary, Select, and_, case, cast, func, select, true, union_all
 from sqlalchemy import literal_column as literal
@@ -10,10 +10,13 @@ from sqlalchemy import literal_column as literal
 from celery_sagas.stores.instances import PENDING, Glance, Instances, Page, bound_of, check_place
 from celery_sagas.stores.records import Record
 from celery_sagas.stores.sql.connection.database import Database, Row
-from celery_sagas.stores.sql.connection.statements import LIMIT, PREFIX, Values, any_of, bound, limit_of_count
+from celery_sagas.stores.sql.connection.reads import read
+from celery_sagas.stores.sql.connection.statements import LIMIT, PREFIX, Build, Shape, Values, any_of, bound, limit_of_count
 from celery_sagas.stores.sql.sagas.tags import beginning_of
 from celery_sagas.stores.sql.tables import HAS_SLOT, TAG, instance, key, seen_index
 
+#: How long each statement may take.
+SECONDS: Final = 5.0
 #: In the order of ``Record``'s fields, but for the lock's owner, which is the last.
 _RECORD: list[ColumnElement[Any]] = [instance.c[name] for name in Record._fields if name != "locked_by"]
 #: Slots before the first one and after the last one.
@@ -23,33 +26,37 @@ _IS_UNDER_NAME = (instance.c.prefix == PREFIX, instance.c.saga == bound(instance
 
 
 class SqlInstances(Instances):
-    """Pages by the indexes of ``saga_instance`` and ``saga_key``."""
+    """Pages by the indexes of ``saga_instance`` and ``saga_key``. A statement that takes too long is ended."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, seconds: float = SECONDS) -> None:
         self._database = database
+        self._seconds = seconds
 
     def page(self, name: str, limit: int, after: str = "", *, oldest_first: bool = False) -> Page:
         slot, id = _slot_and_id(after) if after else (_BEFORE if oldest_first else _BEHIND, "")
         values = {"saga": name, "slot": slot, "id": id, "limit": limit + 1}
-        rows = self._database.fetch(_page, (self._database.name, self._database.names.of(_INDEX), oldest_first), values)
+        rows = self._fetch(_page, (self._database.name, self._database.names.of(_INDEX), oldest_first), values)
         glances = tuple(_glance(row) for row in rows[:limit])
         return Page(glances, glances[-1].place if len(rows) > limit else "")
 
     def tagged(self, name: str, tag: tuple[str, str], limit: int, after: str = "") -> Page:
         values = {**self._of_tag(name, tag, after), "limit": limit + 1}
-        rows = self._database.fetch(_tagged, (self._database.name,), values)
+        rows = self._fetch(_tagged, (self._database.name,), values)
         found = [(id, _glance(row)) for id, *row in rows[:limit]]
         return Page(tuple(glance for _, glance in found if glance.id), found[-1][0] if len(rows) > limit else "")
 
     def read(self, name: str, ids: Sequence[str]) -> list[Record]:
-        rows = self._database.run(lambda session: session.fetch_any(_read, "id", ids))
+        rows = read(self._database, lambda session: session.fetch_any(_read, "id", ids), self._seconds)
         found = {row[0]: Record(*row) for row in rows}
         return [found[id] for id in ids if id in found and found[id].saga == name]
 
     def count(self, name: str, at_most: int, tag: tuple[str, str] | None = None) -> int:
         values = {"saga": name} if tag is None else self._of_tag(name, tag)
-        ((count,),) = self._database.fetch(_count, (tag is not None, self._database.name), {**values, "limit": at_most})
+        ((count,),) = self._fetch(_count, (tag is not None, self._database.name), {**values, "limit": at_most})
         return int(count)
+
+    def _fetch(self, build: Build, shape: Shape, values: Values) -> list[Row]:
+        return read(self._database, lambda session: session.fetch(build, shape, values), self._seconds)
 
     def _of_tag(self, name: str, tag: tuple[str, str], before: str = "") -> Values:
         """Return the bounds of the values that a tag's rows have: all of them, or those of instances before one."""

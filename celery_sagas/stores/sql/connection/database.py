@@ -86,10 +86,10 @@ class SqlSession:
         (text, rows), cursor = self._sent, cast(Any, self._cursor)
         return 1 + max((len(cursor.mogrify(text, row).encode()) for row in rows), default=len(text))  # 1: the command
 
-    def begin(self) -> None:
-        """Begin a transaction."""
+    def begin(self, text: str = "") -> None:
+        """Begin a transaction, as the database's dialect does or with another text."""
         self._is_open = True
-        self.execute(self._database.dialect.begin)
+        self.execute(text or self._database.dialect.begin)
 
     def end(self, how: str) -> None:
         """End the transaction with ``COMMIT`` or ``ROLLBACK``."""

@@ -21,6 +21,7 @@ class Fault(Enum):
     """The meaning of a driver's error."""
 
     LOCKED = auto()  #: the victim of a deadlock or of a lock time-out
+    CANCELED = auto()  #: a statement was ended, by its time limit or by an administrator
     UNIQUE = auto()  #: something that was to be inserted is there already
     REFUSED = auto()  #: the values themselves: they would be refused again
     NO_TABLE = auto()  #: our tables were not created
@@ -29,8 +30,8 @@ class Fault(Enum):
     UNAVAILABLE = auto()  #: everything else
 
 
-#: By SQLSTATE (or its class, the first two characters) on PostgreSQL, by number on MySQL. What is not here goes by the
-#: exception's class.
+#: By SQLSTATE (or its class, the first two characters) on PostgreSQL, by number on MySQL, by name on SQLite. What is not here
+#: goes by the exception's class.
 _FAULTS: Mapping[str | int | None, Fault] = {
     "40001": Fault.LOCKED,  # serialization failure
     "40P01": Fault.LOCKED,  # deadlock
@@ -38,6 +39,10 @@ _FAULTS: Mapping[str | int | None, Fault] = {
     1020: Fault.LOCKED,  # record has changed since last read
     1205: Fault.LOCKED,  # lock wait time-out
     1213: Fault.LOCKED,  # deadlock
+    "57014": Fault.CANCELED,  # query canceled
+    1969: Fault.CANCELED,  # MariaDB: max_statement_time exceeded
+    3024: Fault.CANCELED,  # MySQL: max_execution_time exceeded
+    "SQLITE_INTERRUPT": Fault.CANCELED,
     "42P01": Fault.NO_TABLE,  # undefined table
     1146: Fault.NO_TABLE,  # no such table
     "42703": Fault.OLD_TABLE,  # undefined column
@@ -133,8 +138,8 @@ class SqlErrors:
 
 
 def _code(error: Exception) -> str | int | None:
-    """Return PyMySQL's number (its SQLSTATE, where it has one, is less precise), or psycopg's SQLSTATE."""
+    """Return PyMySQL's number (its SQLSTATE, where it has one, is less precise), psycopg's SQLSTATE, or SQLite's name."""
     if error.args and isinstance(error.args[0], int):
         return error.args[0]
-    state = getattr(error, "sqlstate", None)
+    state = getattr(error, "sqlstate", None) or getattr(error, "sqlite_errorname", None)
     return state if isinstance(state, str) else None

@@ -20,7 +20,7 @@ class JoinedSession(SqlSession):
 
     is_refused = False  #: whether what it was to write was not as expected, so that all must be undone
 
-    def begin(self) -> None:
+    def begin(self, text: str = "") -> None:
         """Do nothing: it has begun."""
 
     def end(self, how: str) -> None:
