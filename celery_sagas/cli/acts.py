@@ -3,13 +3,14 @@
 import functools
 import json
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
 import click
 
 from celery_sagas.cli import tables
-from celery_sagas.cli.addresses import lookup_for
+from celery_sagas.cli.addresses import lookup_for, suggesting
 from celery_sagas.cli.app import opened, saga_named
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.acts.acting import REASON_CHARACTERS, Done
@@ -147,7 +148,8 @@ def patch(
         hide = functools.partial(redacted, saga, patterns=runtime.settings.hidden)
         change = _change_of(hide, dict(map(_assignment, values)), removed, file)
         try:
-            done = _instance(runtime, saga, given).patch(given.reason, change=change, expected_version=given.expect_version)
+            with _instance(runtime, saga, given) as instance:
+                done = instance.patch(given.reason, change=change, expected_version=given.expect_version)
         except InvalidState as exc:
             kept = f" {change.kept()}" if isinstance(change, _Edit) else ""
             raise click.ClickException(f"{tables.sentence(str(exc))}{kept}") from exc
@@ -224,7 +226,9 @@ def answer(context: click.Context, /, value: str | None, fail: str | None, argum
 def _act(context: click.Context, given: _Given, act: Callable[[OperatedInstance], Done], verb: str = "") -> None:
     """Act on the instance that is named, and print what has come of it."""
     with opened(context) as runtime:
-        _print(given, verb or str(context.info_name), act(_instance(runtime, saga_named(given.saga), given)))
+        with _instance(runtime, saga_named(given.saga), given) as instance:
+            done = act(instance)
+        _print(given, verb or str(context.info_name), done)
 
 
 def operator_for(runtime: Runtime, actor: str | None, reason: str, *, dry_run: bool = False) -> Operator:
@@ -245,9 +249,14 @@ def facts_of(done: Done) -> dict[str, Any]:
     return {name: value for name, value in done._asdict().items() if name not in ("before", "after")}
 
 
-def _instance(runtime: Runtime, saga: SagaDefinition, given: _Given) -> OperatedInstance:
+@contextmanager
+def _instance(runtime: Runtime, saga: SagaDefinition, given: _Given) -> Iterator[OperatedInstance]:
+    """Give the instance that is named; if there is none, say how it may be named."""
     operator = operator_for(runtime, given.actor, given.reason, dry_run=given.dry_run)
-    return OperatedInstance(operator, saga, lookup_for(runtime.backends.of(saga), saga, given.key, given.id, given.by))
+    backend = runtime.backends.of(saga)
+    lookup = lookup_for(backend, saga, given.key, given.id, given.by)
+    with suggesting(backend, saga, lookup):
+        yield OperatedInstance(operator, saga, lookup)
 
 
 def _print(given: _Given, verb: str, done: Done) -> None:

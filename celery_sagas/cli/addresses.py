@@ -1,7 +1,9 @@
 """Which instance a command is about: by its key, its id, or a field."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from difflib import get_close_matches
 from itertools import islice
 from typing import Final
 
@@ -13,13 +15,15 @@ from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.instance import lookup_in
 from celery_sagas.engine.listing import glances, tag_of
 from celery_sagas.engine.query import lookup_of
-from celery_sagas.errors import CorrelationError, DefinitionError
-from celery_sagas.stores.instances import Glance
+from celery_sagas.errors import CorrelationError, DefinitionError, SagaNotFound, StoreError
+from celery_sagas.stores.instances import MOST, Glance
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import ID, KEY, Lookup
 
 #: How many keys are named where one is asked for.
 _NAMED: Final = 10
+#: How many keys are suggested where none is found, and how much they must be like what was given.
+_SUGGESTED, _LIKENESS = 3, 0.7
 
 
 def value_of(by: str) -> Mapping[str, str]:
@@ -54,6 +58,48 @@ def key_text(saga: SagaDefinition, given: str) -> str:
         return lookup_of(saga, tuple(parts) if isinstance(parts, list) else parts, {}).value
     except (ValueError, RecursionError, CorrelationError, DefinitionError):
         return _storable("key", given)
+
+
+@contextmanager
+def suggesting(backend: Backend, saga: SagaDefinition, lookup: Lookup) -> Iterator[None]:
+    """Add to the error that there is no such instance how it may be named.
+
+    Raises:
+        ClickException: There is none.
+    """
+    try:
+        yield
+    except SagaNotFound as exc:
+        raise click.ClickException(unknown(backend, saga, lookup, tables.line(str(exc)))) from exc
+
+
+def unknown(backend: Backend, saga: SagaDefinition, lookup: Lookup, sentence: str) -> str:
+    """Return what is said where nothing is found by a lookup: a sentence, and the keys most like that one; or its parts."""
+    if lookup.property != KEY:
+        return sentence
+    parts = saga.correlate_by
+    if len(parts) > 1 and _count_of_parts(lookup.value) != len(parts):
+        what = f"{tables.line(lookup.value)} is no key of {saga.name}, which has {len(parts)} parts: {', '.join(parts)}"
+        return f"""{what}. Give their JSON array, such as '["eu","42"]'"""
+    nearest = _nearest(backend, saga, lookup.value)
+    return f"{sentence.removesuffix('.')}. Did you mean {' or '.join(map(tables.line, nearest))}?" if nearest else sentence
+
+
+def _count_of_parts(key: str) -> int:
+    with suppress(ValueError, RecursionError):
+        parts = json.loads(key)
+        return len(parts) if isinstance(parts, list) else 1
+    return 1
+
+
+def _nearest(backend: Backend, saga: SagaDefinition, key: str) -> list[str]:
+    """Return the keys most like one, of the instances that were changed last; none if one of them has it."""
+    if not backend.has_instances:
+        return []
+    with suppress(StoreError):  # it is only a suggestion
+        keys = [glance.key for glance in islice(glances(backend, saga, None, at_once=MOST), MOST) if glance.key]
+        return [] if key in keys else get_close_matches(key, dict.fromkeys(keys), _SUGGESTED, _LIKENESS)
+    return []
 
 
 def _storable(what: str, text: str) -> str:

@@ -6,6 +6,7 @@ from typing import Final
 import click
 
 from celery_sagas.cli import tables
+from celery_sagas.cli.addresses import unknown
 from celery_sagas.cli.app import defined, opened, saga_named
 from celery_sagas.core.graph.checks import warnings_of
 from celery_sagas.core.graph.drawing import dot, drawing_of, mermaid, text
@@ -67,12 +68,13 @@ def print_graphs(sagas: Sequence[SagaDefinition], form: str, marks: Callable[[Sa
 
 def _marks(graph: SagaGraph, backend: Backend, saga: SagaDefinition, key: str) -> Marks:
     """Return the marks for the newest instance with a key, which may have ended."""
-    record = backend.sagas.find(lookup_in(saga, KEY, key)).record
+    lookup = lookup_in(saga, KEY, key)
+    record = backend.sagas.find(lookup).record
     entries = backend.journal.history(saga.names, key, _ENTRIES)
     id = record.id if record else next((entry.instance_id for entry in reversed(entries) if entry.instance_id), "")
     if not id:
-        unknown = f"there is no {saga.name} {tables.line(key)}, and the journal remembers none"
-        raise click.ClickException(unknown)
+        sentence = f"there is no {saga.name} {tables.line(key)}, and the journal remembers none"
+        raise click.ClickException(unknown(backend, saga, lookup, sentence))
     taken = (entry.step for entry in entries if entry.instance_id == id and entry.outcome in _TAKEN)
     return marks_of(graph, taken, _awaited(record) if record else ())
 

@@ -7,7 +7,7 @@ from typing import Any, Final, NoReturn
 import click
 
 from celery_sagas.cli import tables
-from celery_sagas.cli.addresses import lookup_for
+from celery_sagas.cli.addresses import lookup_for, unknown
 from celery_sagas.cli.app import opened, saga_named
 from celery_sagas.core.pending import Pending
 from celery_sagas.core.requests.requests import Request
@@ -73,7 +73,8 @@ def refuse_missing(backend: Backend, saga: SagaDefinition, lookup: Lookup) -> No
     subject = f"{saga.name} {tables.line(lookup.value)}"
     entry = backend.journal.outcome_of(saga.names, lookup.value)
     if entry is None:
-        raise click.ClickException(f"there is no {subject}, and the journal knows none that has completed")
+        sentence = f"there is no {subject}, and the journal knows none that has completed"
+        raise click.ClickException(unknown(backend, saga, lookup, sentence))
     at, timeline = entry.at, tables.line(timeline_of(saga.name, lookup.value).command)
     ended = f"one completed {span(backend.outbox.time() - at)} ago, at {tables.time(at)}, with {tables.line(entry.step)}"
     raise click.ClickException(f"there is no {subject} now; {ended}. Show what it handled: {timeline}")

@@ -7,11 +7,12 @@ from typing import Any, Final
 import click
 
 from celery_sagas.cli import tables
-from celery_sagas.cli.addresses import key_text
+from celery_sagas.cli.addresses import key_text, unknown
 from celery_sagas.cli.app import opened, saga_named
 from celery_sagas.cli.entries import facts_of, outcome_of
+from celery_sagas.engine.instance import lookup_in
 from celery_sagas.operate.facts import detail_of, parts_of
-from celery_sagas.stores.records import Entry
+from celery_sagas.stores.records import KEY, Entry
 
 _COLUMNS: Final = ("AT", "STEP", "OUTCOME", "VERSION", "SENT")
 
@@ -30,12 +31,11 @@ def timeline(context: click.Context, name: str, key: str, everything: bool, limi
     """
     with opened(context) as runtime:
         saga = saga_named(name)
-        key = key_text(saga, key)
-        entries = runtime.backends.of(saga).journal.history(saga.names, key, limit)
-    if not entries:
-        raise click.ClickException(
-            f"the journal has nothing about {saga.name} {tables.line(key)}: nothing came, or it was purged"
-        )
+        key, backend = key_text(saga, key), runtime.backends.of(saga)
+        entries = backend.journal.history(saga.names, key, limit)
+        if not entries:
+            sentence = f"the journal has nothing about {saga.name} {tables.line(key)}: nothing came, or it was purged"
+            raise click.ClickException(unknown(backend, saga, lookup_in(saga, KEY, key), sentence))
     ids = list(dict.fromkeys(entry.instance_id for entry in reversed(entries) if entry.instance_id))
     shown = entries if everything or not ids else [entry for entry in entries if entry.instance_id in ("", ids[0])]
     if as_json:

@@ -17,6 +17,7 @@ from celery_sagas import Failure, Gathered, Saga
 from celery_sagas.core.ids import row_id
 from celery_sagas.engine.dead_letters.dead_lettering import dead_letter_id_of
 from celery_sagas.errors import StoreUnavailable
+from celery_sagas.stores.memory.journal import MemoryJournal
 from celery_sagas.stores.memory.outbox import MemoryOutbox
 from celery_sagas.stores.memory.sagas import MemorySagaStore
 from celery_sagas.stores.records import Change, Effects, Outgoing
@@ -627,6 +628,42 @@ def test_backend_that_is_away(app: Celery, shop: Any, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
+    ("words", "begins"),
+    [
+        (["show", "order", "o9999"], "there is no order o9999, and the journal knows none that has completed. "),
+        (["timeline", "order", "o9999"], "the journal has nothing about order o9999: nothing came, or it was purged. "),
+        (["graph", "order", "--of", "o9999"], "there is no order o9999, and the journal remembers none. "),
+        (
+            ["pause", "order", "o9999", *WHY],
+            "There is no order with order_id='o9999': none was started, or none that the journal ",
+        ),
+        (["patch", "order", "o9999", "--set", "city=1", *WHY], "There is no order with order_id='o9999': none was started, or "),
+        (["try", "order.end", "o9999"], "there is no order o9999, and the journal knows none that has completed. "),
+    ],
+)
+def test_unknown_key_names_the_nearest(app: Celery, shop: Any, words: list[str], begins: str) -> None:
+    for key in ("9999", "99\x1b99", "unlike"):
+        shop.place(key)
+    result = run(app, *words)
+    assert result.exit_code == 1
+    assert result.output.startswith(f"Error: {begins}")
+    assert result.output.endswith(". Did you mean 9999 or 99\\x1b99?\n")
+
+
+def test_unknown_key_of_a_backend_that_lists_nothing(app: Celery, shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop.place("9999")
+    monkeypatch.setattr(type(backend_of(app)), "has_instances", False)
+    assert "Did you mean" not in run(app, "show", "order", "o9999").output
+
+
+def test_key_whose_journal_was_purged_is_not_taken_for_another(app: Celery, shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop.place("9999")
+    shop.place("9998")
+    monkeypatch.setattr(MemoryJournal, "history", lambda *_: [])
+    assert "Did you mean" not in run(app, "timeline", "order", "9999").output
+
+
+@pytest.mark.parametrize(
     ("words", "status", "text"),
     [
         (["orders", "1"], 1, "unknown saga orders; known: order, parcel. Did you mean order?"),
@@ -636,7 +673,13 @@ def test_backend_that_is_away(app: Celery, shop: Any, monkeypatch: pytest.Monkey
         (["order", "--id", "7"], 1, "Error: there is no order with the id 7\n"),
         (["order", "--by", "tracking=7"], 1, "Error: there is no order with the tracking 7\n"),
         (["order", "--by", "city=Bergen"], 1, "Error: no instance of order has city=Bergen\n"),
-        (["parcel", "7"], 1, "Error: there is no parcel 7, and"),
+        (
+            ["parcel", "7"],
+            1,
+            """Error: 7 is no key of parcel, which has 2 parts: region, number. Give their JSON array, such as '[""",
+        ),
+        (["parcel", '["eu"]'], 1, 'Error: ["eu"] is no key of parcel, which has 2 parts: region, number.'),
+        (["parcel", '["eu",7]'], 1, 'Error: there is no parcel ["eu","7"], and'),
         (["order"], 2, "name one instance: by its KEY, by --id, or by --by FIELD=VALUE"),
         (["order", "1", "--id", "1"], 2, "name one instance"),
         (["order", "--by", "city"], 2, "--by takes FIELD=VALUE, such as --by status=paid"),
