@@ -202,7 +202,9 @@ class SagaNotFound(SagaError):
     completed: bool = False
 
     def __str__(self) -> str:
-        why = "it has completed" if self.completed else "none was started, or none that the journal knows by this key"
+        by = "key" if ", " in self.property else self.property
+        gone = "it has ended" if by == "id" else f"none that the journal knows by this {by}"
+        why = "it has completed" if self.completed else f"none was started, or {gone}"
         return f"There is no {self.saga} with {self.property}={self.value!r}: {why}."
 
 
