@@ -390,8 +390,8 @@ class NewerState(StoreUnavailable):
 
     def __str__(self) -> str:
         return (
-            f"The state of {self.saga} {self.key!r} has {self.number} {self.stored}, this worker knows {self.known}. "
-            "The message is kept for a worker that runs the newer code."
+            f"The state of {self.saga} {self.key!r} has {self.number} {self.stored}, this code knows {self.known}. "
+            "Newer code has written it, and is needed here; messages are kept for a worker that runs it."
         )
 
 

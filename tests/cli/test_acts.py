@@ -24,6 +24,7 @@ from celery_sagas.worker.runtime import runtime_of
 from celery_sagas.worker.serialization import deserialized
 from tests.apps import Worker, backend_of
 from tests.cli.test_describe import run
+from tests.cli.test_show import put
 from tests.cli.test_tables import is_safe
 from tests.every_store import stored_app, url
 from tests.waiting import wait_until
@@ -279,6 +280,12 @@ class TestTerminate:
 
 
 class TestPatch:
+    def test_state_of_newer_code(self, app: Celery, order: Any) -> None:
+        put(app, {}, key="42", schema_version=2)
+        result = run(app, "patch", "order", "42", "--set", 'city="Bergen"', *WHY)
+        assert result.exit_code == 1
+        assert "has schema version 2, this code knows 1. Newer code has written it, and is needed here;" in result.output
+
     def test_shows_the_difference_and_hides_what_is_hidden(self, app: Celery, order: Any) -> None:
         result = run(app, "patch", "order", "42", "--set", 'city="Bergen"', "--set", 'card.number="9"', *WHY)
         assert result.exit_code == 0, result.output

@@ -565,7 +565,7 @@ class TestStored:
         self.stored(engine, '{"order_id":"42","total":1}')
         before = engine.rewrite(pending='{"format":99,"timeouts":[]}')
 
-        with pytest.raises(NewerState, match=r"has pending map format 99, this worker knows 3\."):
+        with pytest.raises(NewerState, match=r"has pending map format 99, this code knows 3\."):
             engine.handle(ADD, order_id="42", total=1)
 
         assert engine.record() == before

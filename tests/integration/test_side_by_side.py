@@ -13,7 +13,7 @@ from tests.waiting import wait_until
 
 OLD, NEW = "ledgers_old", "ledgers_new"
 #: What old code says of what new code has written.
-NEWER = "has schema version 2, this worker knows 1"
+NEWER = "has schema version 2, this code knows 1"
 MESSAGES, WAITING = 200, 60
 
 
