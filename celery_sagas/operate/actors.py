@@ -38,6 +38,8 @@ def checked_text(what: str, given: str, most: int) -> str:
     """
     if not isinstance(given, str) or not given.strip():
         raise ValueError(f"{what}= takes a text, and is empty")
-    if len(given) > most or storable(given, most) != given:
-        raise ValueError(f"{what}= takes at most {most:,} characters, which can be stored")
+    if len(given) > most:
+        raise ValueError(f"{what}= takes at most {most:,} characters, and has {len(given):,}")
+    if storable(given, most) != given:
+        raise ValueError(f"{what}= has characters that cannot be stored: U+0000, or what is no valid UTF-8")
     return given

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator
+from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
@@ -197,5 +198,7 @@ def saga_of(saga: type[Saga] | str) -> SagaDefinition:
     """
     found = registry.saga_named(saga) if isinstance(saga, str) else getattr(saga, "__saga__", None)
     if not isinstance(found, SagaDefinition):
-        raise MisuseError(f"{saga!r} is no saga of this app", f"Known: {', '.join(registry.sagas) or 'none'}")
+        nearest = get_close_matches(saga, registry.sagas, n=1) if isinstance(saga, str) else []
+        known = f"Known: {', '.join(registry.sagas) or 'none'}"
+        raise MisuseError(f"{saga!r} is no saga of this app", known + "".join(f". Did you mean {each!r}?" for each in nearest))
     return found

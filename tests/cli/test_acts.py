@@ -229,9 +229,13 @@ class TestNames:
             (["pause", "ordr", "42", *WHY], "Did you mean order?"),
             (["pause", "order", "43", *WHY], "order_id='43': none was started, or none that the journal knows by this order_id"),
             (["pause", "order", "--id", "x", *WHY], "There is no order with id='x': none was started, or it has ended."),
-            (["resume", "order", "--by", "tracking=x", *WHY], "none was started, or none that the journal knows by this tracking."),
+            (
+                ["resume", "order", "--by", "tracking=x", *WHY],
+                "none was started, or none that the journal knows by this tracking.",
+            ),
             (["pause", "order", "42", "--reason", ""], "reason= takes a text, and is empty"),
-            (["pause", "order", "42", "--reason", "x" * 2_001], "at most 2,000 characters"),
+            (["pause", "order", "42", "--reason", "x" * 2_001], "at most 2,000 characters, and has 2,001"),
+            (["pause", "order", "42", "--reason", "\udcff"], "reason= has characters that cannot be stored"),
             (["pause", "order", "42", "--reason", "x", "--actor", ""], "actor= takes a text, and is empty"),
             (["pause", "order", "42", "--reason", "x", "--actor", "a" * 201], "at most 200 characters"),
             (["pause", "order", "42", "--expect-version", "1", *WHY], "has version 2, and 1 was expected"),
@@ -599,9 +603,12 @@ class TestOperator:
         assert (known["key"], known["state"]["card"]) == ("42", "•••")
         assert Operator(app, "ann").instance(order, "43").show() is None
 
-    @pytest.mark.parametrize("saga", ["lost", int])
-    def test_no_saga(self, app: Celery, order: Any, saga: Any) -> None:
-        with pytest.raises(MisuseError, match="is no saga of this app"):
+    @pytest.mark.parametrize(
+        ("saga", "text"),
+        [("lost", "order, cart\\.$"), (int, "order, cart\\.$"), ("ordr", "order, cart. Did you mean 'order'\\?$")],
+    )
+    def test_no_saga(self, app: Celery, order: Any, saga: Any, text: str) -> None:
+        with pytest.raises(MisuseError, match=f"is no saga of this app. Known: {text}"):
             Operator(app, "ann").instance(saga, "42")
 
     @pytest.mark.parametrize("actor", ["", " ", "a" * 201, "\0"])

@@ -268,7 +268,7 @@ class TestActs:
     @pytest.mark.parametrize("reason", ["", "  ", "x" * 2_001, "\0"])
     def test_reason_must_be_one(self, app: Celery, shop: Any, ann: Operator, reason: str) -> None:
         assert run(app, "hold", "order", "--reason", reason).exit_code == 2
-        with pytest.raises(ValueError, match=r"^reason= takes"):
+        with pytest.raises(ValueError, match=r"^reason= (takes|has)"):
             ann.hold(shop.Order, reason)
         assert names(app) == []
 
