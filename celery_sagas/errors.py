@@ -135,7 +135,7 @@ class CorrelationError(MessageError):
 
     def __str__(self) -> str:
         if self.saga:
-            return f"The arguments name no instance of {self.saga}: {self.problem}."
+            return f"This names no instance of {self.saga}: {self.problem}."
         return f"The message to {self.step} does not say which instance it is for: {self.problem}. Nothing was stored or sent."
 
 

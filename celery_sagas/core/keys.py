@@ -21,6 +21,13 @@ from celery_sagas.errors import BUGS, DefinitionError
 TEXT_LIMIT: Final = 255
 
 
+class NotAKey(ValueError):
+    """Raised when a value is no key; its arguments are the value, as it is shown, and why."""
+
+    def __str__(self) -> str:
+        return "{} is no key: {}".format(*self.args)
+
+
 class KeyProperty:
     """A field of a saga by which its instances are found."""
 
@@ -242,8 +249,8 @@ def _lossy(value: object, declared: type) -> ValueError:
     return _no_key(value, f"as a {type(value).__name__} it does not become {declared.__name__} without loss")
 
 
-def _no_key(value: object, why: str) -> ValueError:
-    return ValueError(f"{reprlib.repr(value)} is no key: {why}")
+def _no_key(value: object, why: str) -> NotAKey:
+    return NotAKey(reprlib.repr(value), why)
 
 
 def _storable(text: str) -> str:

@@ -7,6 +7,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final, Generic, TypeVar
 
+from celery_sagas.core.keys import NotAKey
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.history import has_changed_it
 from celery_sagas.engine.instance import ReadOutcomes, load_instance
@@ -109,7 +110,8 @@ def tag_of(saga: SagaDefinition, by: Mapping[str, object]) -> tuple[str, str] | 
     try:
         return name, part.text(part.convert(value))
     except ValueError as exc:
-        raise CorrelationError("", f"{name}: {exc}", saga.cls.__qualname__) from exc
+        problem = "{} is no value of it: {}".format(*exc.args) if isinstance(exc, NotAKey) else str(exc)
+        raise CorrelationError("", f"{name}: {problem}", saga.cls.__qualname__) from exc
 
 
 def glances(

@@ -174,7 +174,7 @@ def test_nothing_to_show(app: Celery, place: Any) -> None:
         (("orders",), 1, "unknown saga orders; known: order, parcel"),
         (("order", "--by", "city"), 2, "--by takes FIELD=VALUE, such as --by status=paid"),
         (("order", "--by", "name=x"), 1, "it cannot be listed by name. It is listed by city; search_by= declares more"),
-        (("order", "--by", "city="), 1, "city: '' is no key: it is empty"),
+        (("order", "--by", "city="), 1, "city: '' is no value of it: it is empty"),
         (("--by", "city=Oslo"), 2, "name a saga with options that choose, --oldest-first and --follow"),
         (("--follow",), 2, "name a saga with options that choose, --oldest-first and --follow"),
         (("order", "--follow", "--by", "city=Oslo"), 2, "--follow is for all instances"),

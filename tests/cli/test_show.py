@@ -687,7 +687,7 @@ def test_key_whose_journal_was_purged_is_not_taken_for_another(app: Celery, shop
         (["parcel", "--by", "region=1"], 2, "parcel is found by no field, and not by region"),
         (["order", ""], 2, "the key '' is no key: it is empty"),
         (["order", "--id", "x\udcff"], 2, "is no key: it contains U+0000 or half a surrogate pair"),
-        (["order", "--by", "city="], 1, "is no key: it is empty"),
+        (["order", "--by", "city="], 1, "city: '' is no value of it: it is empty"),
         (["order", "x" * 300], 2, "a key has at most 255"),
     ],
 )

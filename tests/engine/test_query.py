@@ -148,7 +148,7 @@ class TestFind:
 
     @pytest.mark.parametrize("value", [None, "", 42, UUID(int=1), b"x", "x" * 256])
     def test_what_is_no_id(self, engine: Engine, value: object) -> None:
-        with pytest.raises(CorrelationError, match=r"^The arguments name no instance of Order: id: .*\w\.$"):
+        with pytest.raises(CorrelationError, match=r"^This names no instance of Order: id: .*\w\.$"):
             find(engine, id=value)
 
     def test_field_named_id_goes_first(self, engine: Engine) -> None:

@@ -363,7 +363,7 @@ class TestMisuse:
             wait(engine, is_paid, **by)
 
     def test_value_that_is_no_key(self, engine: Engine, sleeps: Sleeps) -> None:
-        with pytest.raises(CorrelationError, match=r"^The arguments name no instance of Order: the key is null\.$"):
+        with pytest.raises(CorrelationError, match=r"^This names no instance of Order: the key is null\.$"):
             wait(engine, is_paid, key=None)
 
     def test_inside_a_task(self) -> None:
