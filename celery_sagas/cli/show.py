@@ -18,7 +18,7 @@ from celery_sagas.operate.facts import Facts, name_of, time_of
 from celery_sagas.operate.reading import read_facts
 from celery_sagas.operate.redact import MARK
 from celery_sagas.operate.spans import span
-from celery_sagas.operate.view import began_with, changed_with, property_of, state_of, view_of
+from celery_sagas.operate.view import author_of, began_with, changed_with, property_of, state_of, view_of
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import KEY, DeadLetter, Lookup, OutboxGlance
 
@@ -117,7 +117,7 @@ class _Page:
         size = f"{len(record.data.encode(errors='replace')):,} bytes"
         yield _DOT.join([*about, f"version {record.version}", record.id, f"schema {record.schema_version}", size])
         began, changed = began_with(facts), changed_with(facts)
-        created_by, changed_by = (f" by {entry.step}" if entry else "" for entry in (began, changed))
+        created_by, changed_by = (f" by {author_of(entry)}" if entry else "" for entry in (began, changed))
         created, changed_ago = tables.time(record.created_at), span(facts.now - record.updated_at)
         yield f"created {created}{created_by}; changed {changed_ago} ago{changed_by}"
 

@@ -10,7 +10,7 @@ from celery_sagas.core.step import StepDefinition
 from celery_sagas.core.timeouts import Timeout
 from celery_sagas.engine.outcomes import Kind
 from celery_sagas.operate.explain import Explanation
-from celery_sagas.operate.facts import Facts, time_of
+from celery_sagas.operate.facts import Facts, detail_of, time_of
 from celery_sagas.operate.redact import redacted
 from celery_sagas.stores.records import DeadLetter, Entry, has_begun
 
@@ -63,6 +63,12 @@ def changed_with(facts: Facts) -> Entry | None:
     return next(changed, None)
 
 
+def author_of(entry: Entry) -> str:
+    """Return the step that an entry is of, or the operator with the act."""
+    detail = detail_of(entry)
+    return f"{detail.get('actor')} ({detail['act']})" if detail.get("act") else entry.step
+
+
 def property_of(step: StepDefinition) -> str:
     """Return the alternate key by which a step's messages find their instance; empty: it is another rule."""
     return step.rule.property if step.rule.property in step.saga.also_by else ""
@@ -75,9 +81,9 @@ def _record(facts: Facts) -> Mapping[str, Any]:
         "schema_version": record.schema_version if record else None,
         "size": len(record.data.encode(errors="replace")) if record else None,
         "created_at": record.created_at if record else None,
-        "created_by": began.step if began else None,
+        "created_by": author_of(began) if began else None,
         "changed_at": record.updated_at if record else None,
-        "changed_by": changed.step if changed else None,
+        "changed_by": author_of(changed) if changed else None,
         "status": facts.status,
         "locked": bool(record and record.locked_by),
         "problems": [str(problem) for problem in facts.problems],

@@ -208,6 +208,11 @@ class TestPause:
             "text": "is paused: its messages wait until it is resumed",
         }
 
+    def test_show_says_who_has_changed_it(self, app: Celery, order: Any) -> None:
+        run(app, "pause", "order", "42", *WHY)
+        assert shown(app)["changed_by"] == "ann (pause)"
+        assert run(app, "show", "order", "42").output.splitlines()[1].endswith(" ago by ann (pause)")
+
     def test_what_waits_is_not_stuck(self, app: Celery, order: Any, worker: Worker) -> None:
         runtime_of(app).resend_after_s = 0
         instance = Operator(app, "ann").instance(order, "42")
