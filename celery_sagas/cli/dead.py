@@ -12,11 +12,12 @@ from celery_sagas.cli import tables
 from celery_sagas.cli.acts import ACTOR, REASON, operator_for
 from celery_sagas.cli.ages import milliseconds
 from celery_sagas.cli.app import opened
+from celery_sagas.cli.revealing import operator_to_reveal, revealing
 from celery_sagas.clock import time_s
 from celery_sagas.errors import SagaError, StoreUnavailable
 from celery_sagas.operate.dead_letters import Treated, dead_letter_of
 from celery_sagas.operate.groups import GROUPED, Group, grouped
-from celery_sagas.operate.redact import MARK, redacted_message
+from celery_sagas.operate.redact import MARK, redacted_item, redacted_message
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.worker.failures.dead_letters import tries_of
@@ -102,13 +103,17 @@ def groups(context: click.Context, /, as_json: bool, **wanted: Any) -> None:
 
 @dead.command()
 @click.argument("id")
-@click.option("--reveal", is_flag=True, help="Show what is hidden, too.")
+@revealing
 @click.pass_context
-def show(context: click.Context, id: str, reveal: bool) -> None:
+def show(context: click.Context, id: str, reveal: bool, reason: str | None, actor: str | None) -> None:
     """Show all details of one dead letter. What is hidden is shown as three dots: see saga_hidden."""
     with opened(context) as runtime:
-        dead_letter = dead_letter_of(runtime, id)
         hidden = None if reveal else runtime.settings.hidden
+        if reveal:
+            operator, why = operator_to_reveal(runtime, actor, reason)
+            dead_letter = operator.dead_letters(why).reveal(id)
+        else:
+            dead_letter = dead_letter_of(runtime, id)
     click.echo("\n".join(_description(dead_letter, hidden)))
 
 
@@ -226,7 +231,7 @@ def _group_row(group: Group) -> tables.Row:
 def _facts(dead_letter: DeadLetter, hidden: Sequence[str]) -> dict[str, Any]:
     """Return what a program is told of a dead letter: the payload, as JSON text, without what is hidden."""
     try:
-        payload = json.dumps(redacted_message(json.loads(dead_letter.payload), hidden))
+        payload = json.dumps(_redacted(dead_letter, json.loads(dead_letter.payload), hidden))
     except (ValueError, RecursionError):
         payload = MARK
     return {**dead_letter._asdict(), "payload": payload, "tries": tries_of(dead_letter)}
@@ -254,18 +259,22 @@ def _description(dead_letter: DeadLetter, hidden: Sequence[str] | None) -> list[
         *lines,
         "",
         "The item:" if dead_letter.number else "The message:",
-        _pretty(dead_letter.payload, hidden),
+        _pretty(dead_letter, hidden),
         "",
         "Traceback:",
         traceback or "none",
     ]
 
 
-def _pretty(payload: str, hidden: Sequence[str] | None) -> str:
+def _pretty(dead_letter: DeadLetter, hidden: Sequence[str] | None) -> str:
     """Return JSON text with indentation; text that is not JSON, or nested too deeply, in one line, or hidden as a whole."""
     try:
-        value: Any = json.loads(payload)
-        shown = value if hidden is None else redacted_message(value, hidden)
+        value: Any = json.loads(dead_letter.payload)
+        shown = value if hidden is None else _redacted(dead_letter, value, hidden)
     except (ValueError, RecursionError):
-        return tables.line(payload if hidden is None else MARK)
+        return tables.line(dead_letter.payload if hidden is None else MARK)
     return tables.block(json.dumps(shown, indent=2, ensure_ascii=False))
+
+
+def _redacted(dead_letter: DeadLetter, value: Any, hidden: Sequence[str]) -> Any:
+    return redacted_item(dead_letter.task, value, hidden) if dead_letter.number else redacted_message(value, hidden)

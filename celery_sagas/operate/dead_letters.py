@@ -1,20 +1,17 @@
-"""Dead letters, as operators act on them: the audit has who retried or discarded one, and why."""
+"""Dead letters, as operators act on them: the audit has who retried, discarded or revealed one, and why."""
 
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from pydantic_core import to_json
 
-from celery_sagas.core.ids import derived_id
+from celery_sagas.core.ids import derived_id, time_ordered_id
 from celery_sagas.core.requests.requests import UNDONE
-from celery_sagas.engine.acts.acting import OPERATOR
-from celery_sagas.engine.conflicts import Conflicts
-from celery_sagas.engine.outcomes import Kind
-from celery_sagas.errors import AlreadyHandled, MisuseError, Retry, RevisionConflict, StoreError, StoreUnavailable
+from celery_sagas.errors import MisuseError, Retry, StoreError, StoreUnavailable
+from celery_sagas.operate.recording import record_act
 from celery_sagas.stores.optional import no_audit
 from celery_sagas.stores.ports import Backend
-from celery_sagas.stores.records import ID, AuditEntry, DeadLetter, Effects, Entry, Lookup
+from celery_sagas.stores.records import ID, AuditEntry, DeadLetter, Lookup
 from celery_sagas.worker.operators import discard_dead_letter, instance_named_in, retry_dead_letter, saga_in, signature_for_retry
 from celery_sagas.worker.runtime import Runtime
 
@@ -32,9 +29,9 @@ class DeadLetters:
     """The dead letters, as an operator acts on them for a reason.
 
     The entry of the audit is committed before anything is sent or removed: an act that fails then has its entry as well, and is
-    repeated. What the same operator repeats for the same reason is one entry.
+    repeated. What the same operator repeats for the same reason is one entry, but for ``reveal``.
 
-    Both acts raise these errors:
+    All acts raise these errors:
 
     * ``MisuseError``: There is no such dead letter, or it cannot be retried.
     * ``ConfigurationError``: The backend of its saga keeps no audit: then nothing is done.
@@ -69,30 +66,29 @@ class DeadLetters:
         no_longer = ", and its instance no longer waits for it" if waited else ""
         return Treated(id, f"{_named(dead_letter)} was discarded{no_longer}")
 
-    def _record(self, action: str, dead_letter: DeadLetter) -> None:
+    def reveal(self, id: str) -> DeadLetter:
+        """Return a dead letter, to be shown with what is hidden; each time has an entry of its own in the audit."""
+        dead_letter = dead_letter_of(self._runtime, id)
+        self._record("reveal", dead_letter, time_ordered_id())
+        return dead_letter
+
+    def _record(self, action: str, dead_letter: DeadLetter, id: str = "") -> None:
         """Commit the entry of the audit, unless the same was done to the dead letter before."""
         saga = None if dead_letter.number else saga_in(dead_letter)
         backend = self._runtime.batches if dead_letter.number else self._runtime.backends.of(saga)
         if not backend.has_audit:
             raise no_audit(backend.url, f"what operators do to the dead letter {dead_letter.id}")
         instance = _instance_of(backend, dead_letter)
-        effects = self._effects(action, dead_letter, saga.name if saga else dead_letter.saga, instance)
-        with suppress(AlreadyHandled):
-            _commit(backend, effects, Conflicts(self._runtime.settings.conflict_retries))
-
-    def _effects(self, action: str, dead_letter: DeadLetter, saga: str, instance: "_Instance") -> Effects:
         about = {
             "dead_letter": dead_letter.id,
             "task": dead_letter.task,
             "message": dead_letter.message_id,
             "error": dead_letter.error,
         }
-        act = {"act": action, "actor": self.actor, "because": self.reason}
-        id = derived_id(dead_letter.id, f"{action} {dead_letter.at} {self.actor}: {self.reason}")
-        step, outcome = ".".join(filter(None, (saga, OPERATOR))), Kind.OPERATED.value
-        whose = saga, instance.key, instance.id, 0
-        entry = Entry(step, id, instance.run_id, outcome, *whose, to_json({**act, **about}).decode())
-        return Effects(entry, audit=AuditEntry(id, self.actor, action, self.reason, *whose, to_json(about).decode()))
+        id = id or derived_id(dead_letter.id, f"{action} {dead_letter.at} {self.actor}: {self.reason}")
+        whose = saga.name if saga else dead_letter.saga, instance.key, instance.id, 0
+        act = AuditEntry(id, self.actor, action, self.reason, *whose, to_json(about).decode())
+        record_act(backend, act, instance.run_id, self._runtime.settings.conflict_retries)
 
 
 class _Instance(NamedTuple):
@@ -120,19 +116,6 @@ def dead_letter_of(runtime: Runtime, id: str) -> DeadLetter:
     if away:
         raise away[0]
     raise MisuseError(f"there is no dead letter {id}", "`celery sagas dead list` shows those that there are")
-
-
-def _commit(backend: Backend, effects: Effects, conflicts: Conflicts) -> None:
-    """Commit an entry that the audit may have already, where the journal has forgotten it."""
-    while True:
-        try:
-            backend.sagas.record(effects)
-        except RevisionConflict as conflict:
-            if conflict.reason == "unique":
-                return
-            conflicts.wait(conflict)
-        else:
-            return
 
 
 def _instance_of(backend: Backend, dead_letter: DeadLetter) -> _Instance:

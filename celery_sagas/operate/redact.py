@@ -9,6 +9,7 @@ from fnmatch import translate
 from functools import lru_cache
 from typing import Any, Final
 
+from celery_sagas.core.aggregators.definition import AggregatorDefinition
 from celery_sagas.core.hidden import marked, replaced
 from celery_sagas.core.registry import registry
 from celery_sagas.core.saga import SagaDefinition, resolve_fields
@@ -54,13 +55,35 @@ def redacted_message(message: Any, patterns: Sequence[str]) -> Any:
     """Return a message, a signature as JSON values, with the mark in the place of what is hidden; ``None`` stays.
 
     Of a step, arguments are hidden as their declarations say, and those whose names a pattern hides, also where they were given
-    by position. Of another task, what was given by position has no name, and is shown.
+    by position; of an aggregator, what the type of its items hides. Of another task, what was given by position has no name, and
+    is shown.
 
     Args:
         message: JSON values: a signature, also a chain; or an item.
         patterns: Of names, as in ``saga_hidden``.
     """
     return redacted_names(_without_arguments(message, _expression(tuple(patterns)), 0), patterns)
+
+
+def redacted_item(aggregator: str, item: Any, patterns: Sequence[str]) -> Any:
+    """Return an item with the mark in the place of what is hidden: what its type hides, if this code knows it, and names.
+
+    Args:
+        aggregator: Its name.
+        item: JSON values.
+        patterns: Of names, as in ``saga_hidden``.
+    """
+    definition = registry.aggregators.get(aggregator)
+    if definition is None:
+        return redacted_message(item, patterns)
+    return redacted_names(_without_hidden(definition, item), patterns)
+
+
+def _without_hidden(aggregator: AggregatorDefinition, item: Any) -> Any:
+    try:
+        return replaced(aggregator.items.annotation, item, _mark)
+    except BUGS:  # it is nested too deeply, or not of the form that its annotation says
+        return MARK
 
 
 def _without_arguments(value: Any, hidden: re.Pattern[str], depth: int) -> Any:
@@ -72,8 +95,23 @@ def _without_arguments(value: Any, hidden: re.Pattern[str], depth: int) -> Any:
         return [_without_arguments(each, hidden, depth + 1) for each in value]
     shown = {name: _without_arguments(part, hidden, depth + 1) for name, part in value.items()}
     task = value.get("task")
-    step = registry.step_named(task) if isinstance(task, str) else None
+    if not isinstance(task, str):
+        return shown
+    if aggregator := registry.aggregators.get(task):
+        return {**shown, **_redacted_items(aggregator, shown)}
+    step = registry.step_named(task)
     return shown if step is None else {**shown, **_redacted_arguments(step, shown, hidden)}
+
+
+def _redacted_items(aggregator: AggregatorDefinition, message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the item of a message to an aggregator: its one argument, or its named arguments together."""
+    args, kwargs = message.get("args"), message.get("kwargs")
+    shown: dict[str, Any] = {}
+    if isinstance(args, list):
+        shown["args"] = [_without_hidden(aggregator, item) for item in args]
+    if isinstance(kwargs, dict) and kwargs:
+        shown["kwargs"] = _without_hidden(aggregator, kwargs)
+    return shown
 
 
 def _redacted_arguments(step: StepDefinition, message: Mapping[str, Any], hidden: re.Pattern[str]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from tests.servers import unique
 TOO_DEEP = "[" * 100_000 + "]" * 100_000
 
 WHY = ("--reason", "INC-881", "--actor", "ann")
+REVEAL = ("--reveal", *WHY)
 
 
 def dead_letter(id: str = "l1", **facts: Any) -> DeadLetter:
@@ -182,7 +183,7 @@ class TestShow:
         """It is revealed in one line."""
         keep(app, dead_letter(payload="<what>\n\nTraceback:\nnone", saga="", key="", traceback=""))
         assert "<what>" not in run(app, "dead", "show", "l1").output
-        result = run(app, "dead", "show", "l1", "--reveal")
+        result = run(app, "dead", "show", "l1", *REVEAL)
 
         assert r"<what>\n\nTraceback:\nnone" in result.output.splitlines()
         assert "saga:" not in result.output
@@ -190,7 +191,7 @@ class TestShow:
     def test_payload_that_is_nested_too_deep(self, app: Celery) -> None:
         """It is revealed as it is."""
         keep(app, dead_letter(payload=TOO_DEEP))
-        result = run(app, "dead", "show", "l1", "--reveal")
+        result = run(app, "dead", "show", "l1", *REVEAL)
 
         assert result.exit_code == 0, result.output
         assert TOO_DEEP in result.output.splitlines()
@@ -204,7 +205,30 @@ class TestShow:
             shown = run(app, "dead", *words).output
             assert ("4711" in shown, "Oslo" in shown, '"t"' in shown) == (False, True, False)
         assert json.loads(json.loads(run(app, "dead", "list", "--json").output)["payload"])["kwargs"]["card"] == "•••"
-        assert "4711" in run(app, "dead", "show", "l1", "--reveal").output
+        assert "4711" in run(app, "dead", "show", "l1", *REVEAL).output
+
+    def test_reveal_needs_a_reason(self, app: Celery) -> None:
+        """Nothing is shown without one."""
+        keep(app, dead_letter())
+        result = run(app, "dead", "show", "l1", "--reveal")
+
+        assert (result.exit_code, "--reveal needs --reason TEXT: the audit keeps who" in result.output) == (2, True)
+        assert run(app, "dead", "show", "l1", "--reveal", "--reason", " ").exit_code == 2
+        assert backend_of(app).audit.recent(9).entries == ()
+
+    def test_reveal_is_in_the_audit(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Before anything is shown; a look without it is not."""
+        keep(app, dead_letter(text="4711"))
+        run(app, "dead", "show", "l1")
+        assert backend_of(app).audit.recent(9).entries == ()
+        assert run(app, "dead", "show", "l1", *REVEAL).exit_code == 0
+        [entry] = backend_of(app).audit.recent(9).entries
+        assert (entry.actor, entry.action, entry.reason, entry.key) == ("ann", "reveal", "INC-881", "42")
+        assert json.loads(entry.detail)["dead_letter"] == "l1"
+
+        interposed(app).once_before("record", failing(StoreUnavailable("memory://", "refused")))
+        result = run(app, "dead", "show", "l1", *REVEAL)
+        assert (result.exit_code, "4711" in result.output) == (1, False)
 
     def test_text_for_a_terminal(self, app: Celery) -> None:
         """It does not reach it, and forges no line."""

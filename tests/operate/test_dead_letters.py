@@ -120,6 +120,18 @@ class TestEachStore:
             dead_letters(app).discard(letter.id)
         assert len(audit(app)) == 1
 
+    def test_reveal(self, app: Celery, worker: Worker, shop: Any) -> None:
+        """Each time has an entry, and changes nothing."""
+        letter = failed(app, worker, shop)
+        assert [dead_letters(app).reveal(letter.id) for _ in range(2)] == [letter, letter]
+        assert acts(app) == [("ann", "reveal", "INC-1")] * 2
+        assert {(entry.saga, entry.key, entry.instance_id) for entry in audit(app)} == {
+            ("order", "42", shop.order.find("42").saga.id)
+        }
+        assert {json.loads(entry.detail)["dead_letter"] for entry in audit(app)} == {letter.id}
+        assert run(app, "replay", "order", "42").exit_code == 0
+        assert dead_letters(app).discard(letter.id).text == "order.ship was discarded"
+
     @pytest.mark.parametrize("reason", ["first", "second"])
     @pytest.mark.parametrize("is_forgotten", [False, True])
     def test_act_that_is_repeated_has_one_entry(
@@ -213,7 +225,7 @@ class TestWhatCannotBeAudited:
         backend = WithoutAudit("memory://without", prefix="")
         backend.dead.add(letter)
         without = DeadLetters(Runtime(app, backend), "ann", "INC-1")
-        for act in (without.retry, without.discard):
+        for act in (without.retry, without.discard, without.reveal):
             with pytest.raises(ConfigurationError, match=f"the dead letter {letter.id} cannot be recorded in memory://without"):
                 act(letter.id)
         assert backend.dead.get(letter.id)

@@ -7,11 +7,12 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel, Field, SecretStr, model_validator
 
+from celery_sagas import Batch, aggregator
 from celery_sagas.core.registry import registry
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.state import State
 from celery_sagas.core.step import StepDefinition, define_step
-from celery_sagas.operate.redact import MARK, redacted, redacted_message, redacted_names
+from celery_sagas.operate.redact import MARK, redacted, redacted_item, redacted_message, redacted_names
 from celery_sagas.settings import HIDDEN
 
 #: Deeper than functions may call themselves.
@@ -203,3 +204,49 @@ class TestMessages:
     def test_deep_message(self) -> None:
         deep = reduce(lambda inner, _: {"a": inner}, range(DEEP), "secret")
         assert "secret" not in str(redacted_message(deep, HIDDEN))
+
+
+class Reading(BaseModel):
+    """An item with hidden parts."""
+
+    meter: str
+    pin: str = Field(repr=False)
+    paid_with: Card | None = None
+
+
+@pytest.fixture
+def readings(definitions: None) -> str:
+    """The name of an aggregator of such items."""
+
+    @aggregator(name="meters.store_readings", size=100)
+    def store_readings(batch: Batch[Reading]) -> None: ...
+
+    return "meters.store_readings"
+
+
+class TestItems:
+    @pytest.mark.parametrize(
+        ("item", "shown"),
+        [
+            ({"meter": "m1", "pin": "1234"}, {"meter": "m1", "pin": MARK}),
+            (
+                {"meter": "m1", "paid_with": {"number": "9", "owner": "Ann"}},
+                {"meter": "m1", "paid_with": {"number": MARK, "owner": "Ann"}},
+            ),
+            ({"meter": "m1", "newer": "1234"}, {"meter": "m1", "newer": MARK}),
+            (["1234"], MARK),
+            (None, None),
+        ],
+    )
+    def test_of_an_aggregator(self, readings: str, item: Any, shown: Any) -> None:
+        """What its type hides, also in a message to it, given by position or by name."""
+        assert redacted_item(readings, item, HIDDEN) == shown
+        message = {"task": readings, "args": [item], "kwargs": {}}
+        assert redacted_message(message, HIDDEN) == {**message, "args": [shown]}
+        if isinstance(item, dict):
+            assert redacted_message({"task": readings, "kwargs": item}, HIDDEN) == {"task": readings, "kwargs": shown}
+
+    @pytest.mark.parametrize("item", [5, "text", {"meter": "m1", "parts": [{"token": "t"}]}, {"task": "meters.gone", "args": []}])
+    def test_of_other_code(self, item: Any) -> None:
+        """Names alone are known."""
+        assert redacted_item("meters.gone", item, HIDDEN) == redacted_names(item, HIDDEN)
