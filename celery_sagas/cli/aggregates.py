@@ -1,20 +1,28 @@
 """``celery sagas aggregates``: the buffered items of aggregators, and the unreadable ones among them."""
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from typing import Any
 
 import click
 
 from celery_sagas.cli import tables
+from celery_sagas.cli.acts import ACTOR, REASON, operator_for
 from celery_sagas.cli.app import app_of, opened
+from celery_sagas.cli.revealing import operator_to_reveal, revealing
 from celery_sagas.core.registry import registry
 from celery_sagas.engine.requests.gathering import buffer_of
-from celery_sagas.errors import InvalidMessage, NotBuffered
+from celery_sagas.errors import InvalidMessage
+from celery_sagas.operate.items import AggregatorItems
+from celery_sagas.operate.redact import MARK, redacted_item
 from celery_sagas.stores.items import Counts, Group, Item
 from celery_sagas.stores.ports import Backend
-from celery_sagas.worker.aggregators.client import AggregatorClient, stored_items
+from celery_sagas.worker.aggregators.client import stored_items
 from celery_sagas.worker.runtime import Runtime
 
+#: An item, and the group in which it is.
+_Found = tuple[str, Item]
 #: Items to read at once.
 _PAGE = 100
 _AGGREGATORS = ("NAME", "GROUPS", "BUFFERED", "UNRESOLVED", "DEFINED")
@@ -51,32 +59,43 @@ def list_buffers(context: click.Context, name: str | None, limit: int, as_json: 
 @click.argument("group", required=False)
 @_LIMIT
 @_JSON
+@revealing
 @click.pass_context
-def items(context: click.Context, name: str, group: str | None, limit: int, as_json: bool) -> None:
-    """Show the items that an aggregator, or one of its groups, has buffered: group by group, the oldest first."""
+def items(context: click.Context, /, name: str, group: str | None, limit: int, as_json: bool, **options: Any) -> None:
+    """Show the items that an aggregator, or one of its groups, has buffered: group by group, the oldest first.
+
+    What is hidden is shown as three dots: see saga_hidden.
+    """
     with opened(context) as runtime:
         _check_name(runtime.batches, name)
         found = islice(stored_items(runtime.batches.buffers, name, group, min(limit, _PAGE)), limit)
+        shown = _shown(runtime, name, group, found, **options)
         if as_json:
-            tables.print_json({"group": each, **item._asdict()} for each, item in found)
+            tables.print_json({"group": each, **item._asdict()} for each, item in shown)
         else:
-            tables.print_table(_ITEMS, [_item_row(*each) for each in found], f"{name} has nothing buffered{_in(group)}.")
+            tables.print_table(_ITEMS, [_item_row(*each) for each in shown], f"{name} has nothing buffered{_in(group)}.")
 
 
 @aggregates.command()
 @click.argument("name")
 @_LIMIT
 @_JSON
+@revealing
 @click.pass_context
-def unreadable(context: click.Context, name: str, limit: int, as_json: bool) -> None:
-    """Show the items of an aggregator that could not be read: group by group, the oldest first."""
+def unreadable(context: click.Context, /, name: str, limit: int, as_json: bool, **options: Any) -> None:
+    """Show the items of an aggregator that could not be read: group by group, the oldest first.
+
+    What is hidden is shown as three dots: see saga_hidden.
+    """
     with opened(context) as runtime:
         _check_name(runtime.batches, name)
-        found = islice(_unreadable(runtime.batches, name, min(limit, _PAGE)), limit)
+        found = list(islice(_unreadable(runtime.batches, name, min(limit, _PAGE)), limit))
+        shown = _shown(runtime, name, None, found, **options)
         if as_json:
-            tables.print_json({"group": group, **item._asdict()} for group, item in found)
+            tables.print_json({"group": group, **item._asdict()} for group, item in shown)
         else:
-            rows = [_unreadable_row(name, *each) for each in found]
+            why = [_problem(name, item) for _, item in found]
+            rows = [_unreadable_row(*each, reason) for each, reason in zip(shown, why, strict=True)]
             tables.print_table(_UNREADABLE, rows, f"{name} has no unreadable items.")
 
 
@@ -86,34 +105,50 @@ def unreadable(context: click.Context, name: str, limit: int, as_json: bool) -> 
 @click.option("--group", help="Only those of this group.")
 @click.option("--all", "everything", is_flag=True, help="All unreadable items that there are now.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
+@REASON
+@ACTOR
 @click.pass_context
-def discard(context: click.Context, name: str, ids: tuple[str, ...], group: str | None, everything: bool, yes: bool) -> None:
+def discard(
+    context: click.Context,
+    /,
+    name: str,
+    ids: tuple[str, ...],
+    group: str | None,
+    everything: bool,
+    yes: bool,
+    reason: str,
+    actor: str | None,
+) -> None:
     """Remove unreadable items permanently: no batch will contain them."""
     if bool(ids) is everything:
         raise click.UsageError("name the ids of items, or give --all")
     with opened(context) as runtime:
         _check_name(runtime.batches, name)
+        operated = AggregatorItems(runtime, name, operator_for(runtime, actor, reason).actor, reason)
         found = [(of, item.id) for of, item in _unreadable(runtime.batches, name, _PAGE) if group in (None, of)]
         chosen = [(of, id) for of, id in found if everything or id in ids]
         if chosen and not yes:
-            click.confirm(f"Remove {_items(len(chosen))} of {name} for good?", abort=True)
-        count = sum(_discard(runtime, name, *each) for each in chosen)
-    click.echo(f"{_items(count)} of {name} {_were(count)} discarded.")
+            click.confirm(f"Remove {tables.items(len(chosen))} of {name} for good?", abort=True)
+        count = sum(each.discarded for each in operated.discard(chosen))
+    click.echo(f"{tables.items(count)} of {name} {_were(count)} discarded.")
     if missing := len(chosen) - count + len(set(ids) - {id for _, id in chosen}):
-        click.echo(f"Error: {_items(missing)} {_were(missing)} not discarded: no unreadable item has the id", err=True)
+        click.echo(f"Error: {tables.items(missing)} {_were(missing)} not discarded: no unreadable item has the id", err=True)
         raise click.exceptions.Exit(1)
 
 
 @aggregates.command()
 @click.argument("name")
 @click.argument("group", required=False)
+@REASON
+@ACTOR
 @click.pass_context
-def flush(context: click.Context, name: str, group: str | None) -> None:
+def flush(context: click.Context, name: str, group: str | None, reason: str, actor: str | None) -> None:
     """Request an immediate flush of a group, or of all groups, whether or not they are due."""
     if app_of(context).conf.task_always_eager:
         raise click.ClickException("with task_always_eager nothing is sent: the function would run here")
     with opened(context) as runtime:
-        count = _flush(runtime, name, group)
+        operated = AggregatorItems(runtime, name, operator_for(runtime, actor, reason).actor, reason)
+        count = _flush(runtime, operated, group)
     click.echo(f"{count} {'group' if count == 1 else 'groups'} of {name} will be flushed.")
 
 
@@ -162,17 +197,8 @@ def _unreadable(batches: Backend, name: str, at_once: int) -> Iterator[tuple[str
         after = group, last.number
 
 
-def _discard(runtime: Runtime, name: str, group: str, id: str) -> bool:
-    """Remove an item, unless it can be read now; return whether it was removed."""
-    try:
-        runtime.batches.buffers.remove(runtime.rules_named(name), group, id, unresolved=True)
-    except NotBuffered:
-        return False
-    return True
-
-
-def _unreadable_row(name: str, group: str, item: Item) -> tables.Row:
-    return (group, item.id, tables.time(item.at), tables.short(_problem(name, item)), tables.short(item.payload))
+def _unreadable_row(group: str, item: Item, why: str) -> tables.Row:
+    return (group, item.id, tables.time(item.at), tables.short(why), tables.short(item.payload))
 
 
 def _problem(name: str, item: Item) -> str:
@@ -195,7 +221,37 @@ def _check_name(batches: Backend, name: str) -> None:
         )
 
 
-def _flush(runtime: Runtime, name: str, group: str | None) -> int:
+def _shown(
+    runtime: Runtime,
+    name: str,
+    group: str | None,
+    found: Iterable[_Found],
+    *,
+    reveal: bool,
+    reason: str | None,
+    actor: str | None,
+) -> Iterable[_Found]:
+    """Return items as they are shown: redacted, or for a reason as they are."""
+    if not reveal:
+        return ((of, item._replace(payload=_redacted(runtime, name, item.payload))) for of, item in found)
+    operator, why = operator_to_reveal(runtime, actor, reason)
+    revealed = list(found)
+    if revealed:
+        AggregatorItems(runtime, name, operator.actor, why).reveal(group, len(revealed))
+    return revealed
+
+
+def _redacted(runtime: Runtime, name: str, payload: str) -> str:
+    """Return the JSON text of an item without what is hidden; text that is not JSON, or nested too deeply, is hidden whole."""
+    try:
+        shown = redacted_item(name, json.loads(payload), runtime.settings.hidden)
+        return json.dumps(shown, ensure_ascii=False, separators=(",", ":"))
+    except (ValueError, RecursionError):
+        return MARK
+
+
+def _flush(runtime: Runtime, operated: AggregatorItems, group: str | None) -> int:
+    name = operated.name
     _check_name(runtime.batches, name)
     definition = registry.aggregators.get(name)
     if definition is None:
@@ -203,17 +259,13 @@ def _flush(runtime: Runtime, name: str, group: str | None) -> int:
             f"{name} has items in the store, and this app does not define it: run the command with an app that does (celery -A …)"
         )
     try:
-        return AggregatorClient(runtime, definition).flush(group)
+        return operated.flush(definition, group)
     except ValueError as exc:
         raise click.BadParameter(tables.line(str(exc)), param_hint="GROUP") from exc
 
 
 def _in(group: str | None) -> str:
     return f" in the group {tables.line(group)}" if group else ""
-
-
-def _items(count: int) -> str:
-    return "1 item" if count == 1 else f"{count:,} items"
 
 
 def _were(count: int) -> str:

@@ -13,6 +13,7 @@ from celery_sagas.cli.ages import milliseconds
 from celery_sagas.cli.app import opened, saga_named
 from celery_sagas.clock import time_s
 from celery_sagas.errors import StoreUnavailable
+from celery_sagas.operate.items import items_in
 from celery_sagas.operate.switching import name_in
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import AuditEntry
@@ -40,7 +41,7 @@ def audit(
     limit: int,
     as_json: bool,
 ) -> None:
-    """Show what operators have done to instances and dead letters, and why, the newest first: for as long as
+    """Show what operators have done to instances, dead letters and items, and why, the newest first: for as long as
     saga_audit_retention says.
 
     The key of several parts is their JSON array, such as '["eu","42"]'.
@@ -92,5 +93,7 @@ class _Audits:
 
 
 def _row(entry: AuditEntry) -> tables.Row:
-    subject = name_in(entry) or entry.saga
-    return tables.time(entry.at), entry.actor, entry.action, subject, entry.key, str(entry.version or "-"), entry.reason
+    about = items_in(entry)
+    subject = name_in(entry) or about.aggregator or entry.saga
+    act = f"{entry.action} ({tables.items(about.items)})" if about.aggregator else entry.action
+    return tables.time(entry.at), entry.actor, act, subject, entry.key, str(entry.version or "-"), entry.reason

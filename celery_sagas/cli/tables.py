@@ -67,6 +67,11 @@ def count(number: int) -> str:
     return f"> {COUNTED:,}" if number > COUNTED else f"{number:,}"
 
 
+def items(number: int) -> str:
+    """Return a number of items, in words."""
+    return "1 item" if number == 1 else f"{number:,} items"
+
+
 def short(text: str) -> str:
     """Return the beginning of a text, in one line."""
     shown = line(text[: _CELL + 1])

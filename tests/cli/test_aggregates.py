@@ -9,6 +9,7 @@ from uuid import uuid4
 import pytest
 from celery import Celery
 from click.testing import CliRunner, Result
+from pydantic import Field
 
 from celery_sagas import Batch, Message, Saga, aggregator
 from celery_sagas.cli import sagas
@@ -16,11 +17,17 @@ from celery_sagas.engine.requests.gathering import buffer_of
 from celery_sagas.errors import PublishError, StoreUnavailable
 from celery_sagas.stores.items import Addition, NewItem, Rules
 from celery_sagas.stores.memory.aggregates import MemoryBuffers
+from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.ports import Backend
+from celery_sagas.stores.records import AuditEntry
 from celery_sagas.worker.publishing.publisher import ConfirmedPublisher
 from celery_sagas.worker.runtime import runtime_of
-from tests.apps import NewApp, Worker
+from tests.apps import NewApp, Worker, interposed
+from tests.cli.test_dead import WHY, failing
 from tests.cli.test_describe import run
+from tests.every_store import stored_app, url
+
+__all__ = ["stored_app", "url"]
 
 #: An aggregator that is in the store, and that no code here defines.
 STRANGER = Rules("gone.store_meters", size=1)
@@ -203,7 +210,7 @@ class TestItems:
             ["d2", "z", "leased", "0"],
             ["d2", "a", "free", "0"],
         ]
-        assert all('UTC  {"device_id": "d' in line for line in lines[1:])
+        assert all('UTC  {"device_id":"d' in line for line in lines[1:])
 
     def test_of_one_group(self, app: Celery, store_readings: Any) -> None:
         """An empty name is a name."""
@@ -219,7 +226,8 @@ class TestItems:
         add(app, "a")
         (stored,) = batches_of(app).buffers.read("meters.store_readings", "d1", 9)
 
-        assert items(app) == [{"group": "d1", **stored._asdict()}]
+        payload = '{"device_id":"d1","celsius":21.5}'
+        assert items(app) == [{"group": "d1", **stored._replace(payload=payload)._asdict()}]
 
     def test_limit(self, app: Celery, store_readings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """It may be larger than a page, and end within one."""
@@ -292,7 +300,8 @@ class TestUnreadable:
         (line,) = run(app, "aggregates", "unreadable", "meters.store_readings", "--json").output.splitlines()
 
         [(group, item)] = batches_of(app).buffers.unresolved("meters.store_readings", 9)
-        assert json.loads(line) == {"group": group, **item._asdict()}
+        payload = '{"device_id":"d1","celsius":21.5}'
+        assert json.loads(line) == {"group": group, **item._replace(payload=payload)._asdict()}
 
     @pytest.mark.parametrize("page", [2, 100])
     def test_limit(self, app: Celery, store_readings: Any, monkeypatch: pytest.MonkeyPatch, page: int) -> None:
@@ -315,7 +324,7 @@ class TestDiscard:
 
     def test_those_that_are_named(self, app: Celery, store_readings: Any) -> None:
         add(app, "m1", "m2", is_unreadable=True)
-        result = ask(app, "y\n", "discard", "meters.store_readings", "m1")
+        result = ask(app, "y\n", "discard", *WHY, "meters.store_readings", "m1")
 
         assert result.exit_code == 0, result.output
         assert "Remove 1 item of meters.store_readings for good? [y/N]" in result.output
@@ -328,14 +337,14 @@ class TestDiscard:
     ) -> None:
         for name in ("d1", "d2"):
             add(app, "m1", group=name, is_unreadable=True)
-        run(app, "aggregates", "discard", "meters.store_readings", "m1", *group, "--yes")
+        run(app, "aggregates", "discard", *WHY, "meters.store_readings", "m1", *group, "--yes")
 
         assert (buffered(app), buffered(app, "d2")) == left
 
     @pytest.mark.parametrize("answer", ["n\n", ""])
     def test_nothing_without_a_yes(self, app: Celery, store_readings: Any, answer: str) -> None:
         add(app, "m1", is_unreadable=True)
-        result = ask(app, answer, "discard", "meters.store_readings", "--all")
+        result = ask(app, answer, "discard", *WHY, "meters.store_readings", "--all")
 
         assert (result.exit_code, buffered(app)) == (1, ["m1"])
 
@@ -344,21 +353,21 @@ class TestDiscard:
         monkeypatch.setattr(import_module("celery_sagas.cli.aggregates"), "_PAGE", 2)
         add(app, *(f"m{number}" for number in range(5)), is_unreadable=True)
         add(app, "good")
-        result = run(app, "aggregates", "discard", "meters.store_readings", "--all", "--yes")
+        result = run(app, "aggregates", "discard", *WHY, "meters.store_readings", "--all", "--yes")
 
         assert result.output == "5 items of meters.store_readings were discarded.\n"
         assert buffered(app) == ["good"]
 
     def test_no_items_at_all(self, app: Celery, store_readings: Any) -> None:
         """There is nothing to ask."""
-        result = run(app, "aggregates", "discard", "meters.store_readings", "--all")
+        result = run(app, "aggregates", "discard", *WHY, "meters.store_readings", "--all")
 
         assert (result.exit_code, result.output) == (0, "0 items of meters.store_readings were discarded.\n")
 
     def test_item_that_can_be_read(self, app: Celery, store_readings: Any) -> None:
         """Nor one that is not there."""
         add(app, "good")
-        result = run(app, "aggregates", "discard", "meters.store_readings", "good", "unknown", "--yes")
+        result = run(app, "aggregates", "discard", *WHY, "meters.store_readings", "good", "unknown", "--yes")
 
         assert (result.exit_code, buffered(app)) == (1, ["good"])
         assert "Error: 2 items were not discarded: no unreadable item has the id\n" in result.output
@@ -370,7 +379,7 @@ class TestDiscard:
         batches_of(app).aggregates.resolve(Rules("meters.store_readings"), "d1", [item.number for _, item in found])
         pages = iter([found, []])
         monkeypatch.setattr(MemoryBuffers, "unresolved", lambda *_: next(pages))
-        result = run(app, "aggregates", "discard", "meters.store_readings", "--all", "--yes")
+        result = run(app, "aggregates", "discard", *WHY, "meters.store_readings", "--all", "--yes")
 
         assert (result.exit_code, buffered(app)) == (1, ["m1"])
 
@@ -378,7 +387,7 @@ class TestDiscard:
         """What else waits in the group is not forgotten: the group is due, and a relay that knows its rules looks at it."""
         add(app, "m1", name=STRANGER.name)
         add(app, "new", name=STRANGER.name, is_unreadable=True)
-        result = run(app, "aggregates", "discard", STRANGER.name, "--all", "--yes")
+        result = run(app, "aggregates", "discard", *WHY, STRANGER.name, "--all", "--yes")
 
         assert result.exit_code == 0, result.output
         assert buffered(app, name=STRANGER.name) == ["m1"]
@@ -388,7 +397,7 @@ class TestDiscard:
     def test_ids_of_other_code_are_remembered(self, app: Celery) -> None:
         """A message that is delivered again does not bring back what was discarded."""
         add(app, "new", name=STRANGER.name, is_unreadable=True)
-        run(app, "aggregates", "discard", STRANGER.name, "--all", "--yes")
+        run(app, "aggregates", "discard", *WHY, STRANGER.name, "--all", "--yes")
         add(app, "new", name=STRANGER.name)
 
         assert buffered(app, name=STRANGER.name) == []
@@ -396,13 +405,13 @@ class TestDiscard:
     @pytest.mark.parametrize("arguments", [(), ("1", "--all")], ids=str)
     def test_which(self, app: Celery, store_readings: Any, arguments: tuple[str, ...]) -> None:
         """One or the other."""
-        result = run(app, "aggregates", "discard", "meters.store_readings", *arguments)
+        result = run(app, "aggregates", "discard", *WHY, "meters.store_readings", *arguments)
 
         assert result.exit_code == 2
         assert "name the ids of items, or give --all" in result.output
 
     def test_unknown(self, app: Celery) -> None:
-        assert "there is no aggregator nobody" in run(app, "aggregates", "discard", "nobody", "--all").output
+        assert "there is no aggregator nobody" in run(app, "aggregates", "discard", *WHY, "nobody", "--all").output
 
 
 class TestFlush:
@@ -411,7 +420,7 @@ class TestFlush:
     def test_all_groups(self, app: Celery, worker: Worker, store_readings: Any, flushed: list[list[str]]) -> None:
         add(app, "a")
         add(app, "b", group="d2")
-        result = run(app, "aggregates", "flush", "meters.store_readings")
+        result = run(app, "aggregates", "flush", *WHY, "meters.store_readings")
 
         assert (result.exit_code, result.output) == (0, "2 groups of meters.store_readings will be flushed.\n")
         worker.run()
@@ -420,7 +429,7 @@ class TestFlush:
     def test_one_group(self, app: Celery, worker: Worker, store_readings: Any, flushed: list[list[str]]) -> None:
         add(app, "a")
         add(app, "b", group="d2")
-        result = run(app, "aggregates", "flush", "meters.store_readings", "d2")
+        result = run(app, "aggregates", "flush", *WHY, "meters.store_readings", "d2")
 
         assert result.output == "1 group of meters.store_readings will be flushed.\n"
         worker.run()
@@ -436,18 +445,18 @@ class TestFlush:
 
         pairs.add({"device_id": "d1", "celsius": 3})
         shown = run(app, "aggregates", "list", "meters.pairs").output.splitlines()[1].split()[0]
-        run(app, "aggregates", "flush", "meters.pairs", shown)
+        run(app, "aggregates", "flush", *WHY, "meters.pairs", shown)
         worker.run()
         assert seen == [shown]
 
     def test_nothing_to_flush(self, app: Celery, worker: Worker, store_readings: Any) -> None:
-        result = run(app, "aggregates", "flush", "meters.store_readings", "d9")
+        result = run(app, "aggregates", "flush", *WHY, "meters.store_readings", "d9")
 
         assert (result.exit_code, result.output) == (0, "0 groups of meters.store_readings will be flushed.\n")
         assert worker.waiting() == []
 
     def test_text_of_no_group(self, app: Celery, store_readings: Any) -> None:
-        result = run(app, "aggregates", "flush", "meters.store_readings", "d" * 256)
+        result = run(app, "aggregates", "flush", *WHY, "meters.store_readings", "d" * 256)
 
         assert result.exit_code == 2
         assert "Invalid value for GROUP" in result.output
@@ -455,13 +464,13 @@ class TestFlush:
     def test_aggregator_of_other_code(self, app: Celery) -> None:
         """Nobody knows here what flushes it."""
         add(app, "x", name=STRANGER.name)
-        result = run(app, "aggregates", "flush", STRANGER.name)
+        result = run(app, "aggregates", "flush", *WHY, STRANGER.name)
 
         assert result.exit_code == 1
         assert "this app does not define it: run the command with an app that does" in result.output
 
     def test_unknown(self, app: Celery) -> None:
-        assert "there is no aggregator nobody" in run(app, "aggregates", "flush", "nobody").output
+        assert "there is no aggregator nobody" in run(app, "aggregates", "flush", *WHY, "nobody").output
 
     def test_broker_away(self, app: Celery, store_readings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail(*_: object) -> None:
@@ -469,7 +478,7 @@ class TestFlush:
 
         monkeypatch.setattr(ConfirmedPublisher, "publish_signature", fail)
         add(app, "a")
-        result = run(app, "aggregates", "flush", "meters.store_readings")
+        result = run(app, "aggregates", "flush", *WHY, "meters.store_readings")
 
         assert result.exit_code == 1
         assert result.output.startswith("Error: ")
@@ -477,10 +486,166 @@ class TestFlush:
 
     def test_not_in_eager_mode(self, eager: Celery) -> None:
         """The function would run here."""
-        result = run(eager, "aggregates", "flush", "meters.store_readings")
+        result = run(eager, "aggregates", "flush", *WHY, "meters.store_readings")
 
         assert result.exit_code == 1
         assert "task_always_eager" in result.output
+
+
+class TestHidden:
+    """What nobody sees without a reason."""
+
+    @pytest.fixture
+    def charges(self, app: Celery) -> str:
+        """The name of an aggregator whose items hide something."""
+
+        class Charge(Message):
+            pin: str = Field(default="", repr=False)
+            card_number: str = ""
+            city: str = ""
+
+        @aggregator(name="bank.charges", size=100)
+        def charges(batch: Batch[Charge]) -> None: ...
+
+        return "bank.charges"
+
+    def keep(self, app: Celery, payload: str, name: str = "bank.charges") -> None:
+        items = (NewItem("m1", payload), NewItem("m2", payload, True))
+        batches_of(app).aggregates.insert(Rules(name, size=10_000), [Addition("", items)])
+
+    def shown(self, app: Celery, *options: str, name: str = "bank.charges") -> str:
+        """Return what the commands print, as tables and as JSON."""
+        words = [(verb, *json) for verb in ("items", "unreadable") for json in ((), ("--json",))]
+        return "".join(run(app, "aggregates", *each, name, *options).output for each in words)
+
+    @pytest.mark.parametrize("name", ["bank.charges", STRANGER.name])
+    def test_by_name(self, app: Celery, charges: str, name: str) -> None:
+        """Also of other code."""
+        self.keep(app, '{"card_number":"4711","city":"Oslo","deep":[{"password":"4711"}]}', name)
+        output = self.shown(app, name=name)
+
+        assert ("4711" in output, output.count("Oslo")) == (False, 6)
+        assert '{"card_number":"•••","city":"Oslo"' in output
+        facts = json.loads(run(app, "aggregates", "items", name, "--json").output.splitlines()[0])
+        assert json.loads(facts["payload"])["deep"] in ([{"password": "•••"}], "•••")
+
+    def test_by_declaration(self, app: Celery, charges: str) -> None:
+        self.keep(app, '{"pin":"4711","city":"Oslo"}')
+        output = self.shown(app)
+
+        assert ("4711" in output, "Oslo" in output) == (False, True)
+
+    @pytest.mark.parametrize("payload", ["4711 no JSON", "[" * 100_000 + "4711" + "]" * 100_000], ids=["text", "deep"])
+    def test_text_that_is_no_json(self, app: Celery, charges: str, payload: str) -> None:
+        self.keep(app, payload, STRANGER.name)
+        output = self.shown(app, name=STRANGER.name)
+
+        assert ("4711" in output, "•••" in output) == (False, True)
+
+    def test_reveal(self, app: Celery, charges: str) -> None:
+        payload = '{"pin": "4711"}'
+        self.keep(app, payload)
+        output = self.shown(app, "--reveal", *WHY)
+
+        assert output.count("4711") == 6
+        facts = json.loads(run(app, "aggregates", "unreadable", charges, "--json", "--reveal", *WHY).output)
+        assert facts["payload"] == payload
+        acts = [(entry.actor, entry.action, entry.reason, json.loads(entry.detail)) for entry in audit(app)]
+        about = {"aggregator": "bank.charges", "group": None}
+        assert sorted(acts, key=str) == [
+            *[("ann", "reveal", "INC-881", {**about, "items": 1})] * 3,
+            *[("ann", "reveal", "INC-881", {**about, "items": 2})] * 2,
+        ]
+
+    @pytest.mark.parametrize("verb", ["items", "unreadable"])
+    def test_reveal_without_a_reason_or_an_audit(
+        self, app: Celery, charges: str, verb: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nothing is shown."""
+        self.keep(app, '{"pin": "4711"}')
+        result = run(app, "aggregates", verb, charges, "--reveal")
+        assert (result.exit_code, "--reveal needs --reason TEXT" in result.output) == (2, True)
+        monkeypatch.setattr(MemoryBackend, "has_audit", False)
+        result = run(app, "aggregates", verb, charges, "--reveal", *WHY)
+        assert (result.exit_code, "4711" in result.output) == (1, False)
+        assert "what operators do to the items of bank.charges cannot be recorded in memory://" in result.output
+
+
+def audit(app: Celery) -> list[AuditEntry]:
+    """Return what operators have done."""
+    return list(batches_of(app).audit.recent(500).entries)
+
+
+class TestAudit:
+    """Who has done what, and why: before it is done."""
+
+    @pytest.fixture
+    def app(self, stored_app: Celery) -> Celery:
+        """An app on each store."""
+        return stored_app
+
+    def test_discard(self, app: Celery, store_readings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The entries name all items, group by group."""
+        monkeypatch.setattr("celery_sagas.operate.items._NAMED", 2)
+        add(app, "m1", "m2", "m3", is_unreadable=True)
+        add(app, "m1", group="d2", is_unreadable=True)
+        assert run(app, "aggregates", "discard", *WHY, "meters.store_readings", "--all", "--yes").exit_code == 0
+
+        assert {(entry.actor, entry.action, entry.reason, entry.saga) for entry in audit(app)} == {
+            ("ann", "discard", "INC-881", "")
+        }
+        details = [(entry.key, json.loads(entry.detail)) for entry in audit(app)]
+        assert sorted(details, key=lambda each: (each[0], each[1]["ids"])) == [
+            (group, {"aggregator": "meters.store_readings", "group": group, "items": len(ids), "ids": ids})
+            for group, ids in [("d1", ["m1", "m2"]), ("d1", ["m3"]), ("d2", ["m1"])]
+        ]
+        assert "ann  discard (2 items)  meters.store_readings  d1   -        INC-881" in run(app, "audit").output
+
+    def test_flush(self, app: Celery, worker: Worker, store_readings: Any) -> None:
+        add(app, "a", "b")
+        add(app, "c", group="d2")
+        for group in ((), ("d2",), ("d9",)):
+            assert run(app, "aggregates", "flush", *WHY, "meters.store_readings", *group).exit_code == 0
+
+        details = [(entry.action, entry.key, json.loads(entry.detail)) for entry in audit(app)]
+        assert sorted(details) == [
+            ("flush", "", {"aggregator": "meters.store_readings", "group": None, "items": 3}),
+            ("flush", "d2", {"aggregator": "meters.store_readings", "group": "d2", "items": 1}),
+        ]
+        assert [json.loads(line)["action"] for line in run(app, "audit", "--json").output.splitlines()] == ["flush"] * 2
+
+
+@pytest.mark.parametrize("act", [("discard", "--all", "--yes"), ("flush",)], ids=" ".join)
+class TestActsThatAreNotAudited:
+    """Then nothing is done."""
+
+    def test_reason(self, app: Celery, store_readings: Any, act: tuple[str, ...]) -> None:
+        add(app, "m1", is_unreadable=True)
+        result = run(app, "aggregates", *act, "meters.store_readings")
+
+        assert (result.exit_code, "Missing option '--reason'" in result.output) == (2, True)
+        assert run(app, "aggregates", *act, "meters.store_readings", "--reason", " ").exit_code == 2
+        assert (buffered(app), audit(app)) == (["m1"], [])
+
+    def test_backend_without_audit(
+        self, app: Celery, worker: Worker, store_readings: Any, act: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        add(app, "m1", is_unreadable=True)
+        add(app, "m2")
+        monkeypatch.setattr(MemoryBackend, "has_audit", False)
+        result = run(app, "aggregates", *act, "meters.store_readings", *WHY)
+
+        assert result.exit_code == 1
+        assert "what operators do to the items of meters.store_readings cannot be recorded in memory://" in result.output
+        assert (buffered(app), worker.waiting()) == (["m1", "m2"], [])
+
+    def test_store_that_is_away(self, app: Celery, worker: Worker, store_readings: Any, act: tuple[str, ...]) -> None:
+        add(app, "m1", is_unreadable=True)
+        add(app, "m2")
+        interposed(app).once_before("record", failing(StoreUnavailable("memory://", "refused")))
+        result = run(app, "aggregates", *act, "meters.store_readings", *WHY)
+
+        assert (result.exit_code, buffered(app), worker.waiting()) == (1, ["m1", "m2"], [])
 
 
 def test_backend_of_the_aggregators(new_app: NewApp) -> None:
