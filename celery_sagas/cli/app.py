@@ -1,6 +1,6 @@
 """The app that ``celery -A`` names."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 
@@ -64,7 +64,22 @@ def saga_named(name: str) -> SagaDefinition:
     return named
 
 
+def unknown_saga(name: str) -> str:
+    """Return a sentence that no saga has a stored name, with the most similar one; empty if one has it."""
+    return "" if registry.saga_named(name) else f"This app has no saga {tables.line(name)}{_nearest(name) or '.'}"
+
+
+def unknown_task(app: Celery, name: str) -> str:
+    """Return a sentence that there is no such task, and no such aggregator, with the most similar name; empty if there is."""
+    if name in app.tasks or name in registry.aggregators or registry.step_named(name):
+        return ""
+    return f"This app has no task {tables.line(name)}{_asked(name, {each: each for each in app.tasks}) or '.'}"
+
+
 def _nearest(name: str) -> str:
     """Return a question for the name that is most like another; empty if none is."""
-    names = {each: saga.name for saga in registry.sagas.values() for each in (*saga.names, saga.cls.__name__)}
+    return _asked(name, {each: saga.name for saga in registry.sagas.values() for each in (*saga.names, saga.cls.__name__)})
+
+
+def _asked(name: str, names: Mapping[str, str]) -> str:
     return "".join(f". Did you mean {names[each]}?" for each in get_close_matches(name, names, n=1))

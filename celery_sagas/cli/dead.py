@@ -1,5 +1,6 @@
 """``celery sagas dead``: inspect, retry or discard messages that have failed permanently, and rejected items."""
 
+import functools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from heapq import merge
@@ -7,15 +8,16 @@ from itertools import islice, takewhile
 from typing import Any, NamedTuple
 
 import click
+from celery import Celery
 
 from celery_sagas.cli import tables
-from celery_sagas.cli.acts import ACTOR, REASON, operator_for
+from celery_sagas.cli.acts import ACTOR, JSON, REASON, Command, operator_for
 from celery_sagas.cli.ages import milliseconds
-from celery_sagas.cli.app import opened
+from celery_sagas.cli.app import opened, unknown_saga, unknown_task
 from celery_sagas.cli.revealing import operator_to_reveal, revealing
 from celery_sagas.clock import time_s
 from celery_sagas.errors import SagaError, StoreUnavailable
-from celery_sagas.operate.dead_letters import Treated, dead_letter_of
+from celery_sagas.operate.dead_letters import DeadLetters, Treated, dead_letter_of
 from celery_sagas.operate.groups import GROUPED, Group, grouped
 from celery_sagas.operate.redact import MARK, redacted_item, redacted_message
 from celery_sagas.stores.ports import Backend
@@ -27,6 +29,7 @@ from celery_sagas.worker.runtime import Runtime
 _PAGE = 500
 _COLUMNS = ("ID", "SINCE", "TASK", "KEY", "ERROR")
 _GROUP_COLUMNS = ("TASK", "ERROR", "DEAD LETTERS", "NEWEST", "OLDEST")
+_NONE = "There are no dead letters."
 _IDS = click.argument("ids", nargs=-1, metavar="[ID]...")
 _ALL = click.option("--all", "everything", is_flag=True, help="All dead letters that there are now.")
 _TASK = click.option("--task", metavar="NAME", help="Those of a task, or of an aggregator.")
@@ -34,6 +37,14 @@ _SAGA = click.option("--saga", metavar="NAME", help="Those of a saga, by its sto
 _ERROR = click.option("--error", metavar="NAME", help="Those of an error, by the name of its class.")
 _SINCE = click.option("--since", callback=milliseconds, help="Those of this time until now, such as 1d, 12h, 30m or 2w.")
 _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object in each line, with everything that is known.")
+_JSON_OF_EACH = click.option("--json", "as_json", is_flag=True, help="One JSON object in each line: what has come of each.")
+
+
+def _acting(command: Command) -> Command:
+    """Add what acts on dead letters are given."""
+    for each in (_JSON_OF_EACH, ACTOR, REASON, _SINCE, _ERROR, _SAGA, _TASK, _ALL, _IDS):
+        command = each(command)
+    return command
 
 
 class _Wanted(NamedTuple):
@@ -53,6 +64,13 @@ class _Wanted(NamedTuple):
         given = (self.task, dead_letter.task), (self.saga, dead_letter.saga), (self.error, dead_letter.error)
         return all(wanted in (None, value) for wanted, value in given)
 
+    def say_unknown(self, app: Celery) -> None:
+        """Say which of the names the app does not have, and which it may be."""
+        saga = unknown_saga(self.saga) if self.saga is not None else ""
+        task = unknown_task(app, self.task) if self.task is not None else ""
+        for sentence in filter(None, (saga, task)):
+            click.echo(sentence, err=True)
+
 
 @click.group()
 def dead() -> None:
@@ -70,12 +88,14 @@ def dead() -> None:
 def list_dead_letters(context: click.Context, /, limit: int, as_json: bool, **wanted: Any) -> None:
     """Show the dead letters, the newest first."""
     with opened(context) as runtime:
-        kept = _Kept(runtime, min(limit, _PAGE))
-        found = list(islice(kept.wanted(_Wanted(**wanted)), limit))
+        kept, which = _Kept(runtime, min(limit, _PAGE)), _Wanted(**wanted)
+        found = list(islice(kept.wanted(which), limit))
         if as_json:
             tables.print_json([_facts(dead_letter, runtime.settings.hidden) for dead_letter in found])
         else:
             kept.print_table(_COLUMNS, list(map(_row, found)))
+        if not found:
+            which.say_unknown(runtime.app)
         kept.report()
 
 
@@ -89,8 +109,8 @@ def list_dead_letters(context: click.Context, /, limit: int, as_json: bool, **wa
 def groups(context: click.Context, /, as_json: bool, **wanted: Any) -> None:
     """Count the dead letters by task and error, those with the most first; it looks at the newest 10,000."""
     with opened(context) as runtime:
-        kept = _Kept(runtime, _PAGE)
-        found = list(islice(kept.wanted(_Wanted(**wanted)), GROUPED + 1))
+        kept, which = _Kept(runtime, _PAGE), _Wanted(**wanted)
+        found = list(islice(kept.wanted(which), GROUPED + 1))
         counted = grouped(found[:GROUPED])
         if as_json:
             tables.print_json(map(Group._asdict, counted))
@@ -98,14 +118,17 @@ def groups(context: click.Context, /, as_json: bool, **wanted: Any) -> None:
             kept.print_table(_GROUP_COLUMNS, list(map(_group_row, counted)))
         if len(found) > GROUPED:
             click.echo(f"There are more: these are the newest {GROUPED:,}.", err=True)
+        if not found:
+            which.say_unknown(runtime.app)
         kept.report()
 
 
 @dead.command()
 @click.argument("id")
 @revealing
+@JSON
 @click.pass_context
-def show(context: click.Context, id: str, reveal: bool, reason: str | None, actor: str | None) -> None:
+def show(context: click.Context, /, id: str, reveal: bool, reason: str | None, actor: str | None, as_json: bool) -> None:
     """Show all details of one dead letter. What is hidden is shown as three dots: see saga_hidden."""
     with opened(context) as runtime:
         hidden = None if reveal else runtime.settings.hidden
@@ -114,49 +137,27 @@ def show(context: click.Context, id: str, reveal: bool, reason: str | None, acto
             dead_letter = operator.dead_letters(why).reveal(id)
         else:
             dead_letter = dead_letter_of(runtime, id)
-    click.echo("\n".join(_description(dead_letter, hidden)))
+    if as_json:
+        tables.print_json([_facts(dead_letter, hidden)])
+    else:
+        click.echo("\n".join(_description(dead_letter, hidden)))
 
 
 @dead.command()
-@_IDS
-@_ALL
-@_TASK
-@_SAGA
-@_ERROR
-@_SINCE
-@REASON
-@ACTOR
+@_acting
 @click.pass_context
-def retry(
-    context: click.Context, /, ids: tuple[str, ...], everything: bool, reason: str, actor: str | None, **wanted: Any
-) -> None:
+def retry(context: click.Context, /, **options: Any) -> None:
     """Send the messages of dead letters again, each under a new id, put rejected items back, and remove the dead letters."""
-    with opened(context) as runtime:
-        kept, dead_letters = _Kept(runtime, _PAGE), operator_for(runtime, actor, reason).dead_letters(reason)
-        _each(kept, _chosen(kept, ids, everything, _Wanted(**wanted)), dead_letters.retry)
+    _act(context, DeadLetters.retry, **options)
 
 
 @dead.command()
-@_IDS
-@_ALL
-@_TASK
-@_SAGA
-@_ERROR
-@_SINCE
-@REASON
-@ACTOR
+@_acting
 @click.option("--yes", is_flag=True, help="Do not ask where no ids are named.")
 @click.pass_context
-def discard(
-    context: click.Context, /, ids: tuple[str, ...], everything: bool, yes: bool, reason: str, actor: str | None, **wanted: Any
-) -> None:
+def discard(context: click.Context, /, **options: Any) -> None:
     """Remove dead letters; messages are never handled, items never flushed, and no instance waits for timeouts among them."""
-    with opened(context) as runtime:
-        kept, dead_letters = _Kept(runtime, _PAGE), operator_for(runtime, actor, reason).dead_letters(reason)
-        chosen = _chosen(kept, ids, everything, _Wanted(**wanted))
-        if chosen and not ids and not yes:
-            click.confirm(f"Remove {len(chosen):,} dead letters for good?", abort=True)
-        _each(kept, chosen, dead_letters.discard)
+    _act(context, DeadLetters.discard, **options)
 
 
 class _Kept:
@@ -180,7 +181,12 @@ class _Kept:
     def print_table(self, header: tables.Row, rows: Sequence[tables.Row]) -> None:
         """Print rows below a header; say that there are none only if all backends were read."""
         if rows or not self._away:
-            tables.print_table(header, rows, "There are no dead letters.")
+            tables.print_table(header, rows, _NONE)
+
+    def say_none(self, *, as_json: bool) -> None:
+        """Say that there are none, if all backends were read; a program is told nothing."""
+        if not self._away and not as_json:
+            click.echo(_NONE)
 
     def report(self) -> None:
         """Say which backends could not be read, and exit with status 1 if there are any."""
@@ -199,22 +205,48 @@ class _Kept:
             self._away.append(exc)
 
 
-def _chosen(kept: _Kept, ids: Sequence[str], everything: bool, wanted: _Wanted) -> Sequence[str]:
-    """Return the named ids, or those of all dead letters in the order in which they failed: an answer before its failure."""
-    if [bool(ids), everything, any(each is not None for each in wanted)].count(True) != 1:
+def _act(
+    context: click.Context,
+    act: Callable[[DeadLetters, str], Treated],
+    *,
+    ids: Sequence[str],
+    everything: bool,
+    reason: str,
+    actor: str | None,
+    as_json: bool,
+    yes: bool = True,
+    **wanted: Any,
+) -> None:
+    """Act on the dead letters that are named, or meant."""
+    which = _Wanted(**wanted)
+    if [bool(ids), everything, any(each is not None for each in which)].count(True) != 1:
         raise click.UsageError("name the ids of dead letters, or give --all, or say which: --task, --saga, --error, --since")
-    return ids or [dead_letter.id for dead_letter in kept.wanted(wanted)][::-1]
+    with opened(context) as runtime:
+        kept, dead_letters = _Kept(runtime, _PAGE), operator_for(runtime, actor, reason).dead_letters(reason)
+        # in the order in which they failed: an answer before its failure
+        chosen = ids or [dead_letter.id for dead_letter in kept.wanted(which)][::-1]
+        if not chosen:
+            kept.say_none(as_json=as_json)
+            which.say_unknown(runtime.app)
+        elif not ids and not yes:
+            click.confirm(f"Remove {len(chosen):,} dead letters for good?", abort=True, err=True)
+        _each(kept, chosen, str(context.info_name), functools.partial(act, dead_letters), as_json=as_json)
 
 
-def _each(kept: _Kept, ids: Sequence[str], act: Callable[[str], Treated]) -> None:
+def _each(kept: _Kept, ids: Sequence[str], name: str, act: Callable[[str], Treated], *, as_json: bool) -> None:
     """Act on each dead letter, whatever the outcome of the others; exit with status 1 if one of them fails."""
     failed = 0
     for id in ids:
         try:
-            click.echo(tables.line(f"{id}: {act(id).text}."))
+            treated, is_done = act(id), True
         except SagaError as exc:
             failed += 1
+            treated, is_done = Treated(id, str(exc)), False
             click.echo(f"Error: {tables.sentence(str(exc))}", err=True)
+        if as_json:
+            tables.print_json([{"act": name, "done": is_done, **treated._asdict()}])
+        elif is_done:
+            click.echo(tables.line(f"{id}: {treated.text}."))
     kept.report()
     if failed:
         raise click.exceptions.Exit(1)
@@ -228,12 +260,14 @@ def _group_row(group: Group) -> tables.Row:
     return group.task, group.error, f"{group.dead_letters:,}", tables.time(group.newest), tables.time(group.oldest)
 
 
-def _facts(dead_letter: DeadLetter, hidden: Sequence[str]) -> dict[str, Any]:
+def _facts(dead_letter: DeadLetter, hidden: Sequence[str] | None) -> dict[str, Any]:
     """Return what a program is told of a dead letter: the payload, as JSON text, without what is hidden."""
-    try:
-        payload = json.dumps(_redacted(dead_letter, json.loads(dead_letter.payload), hidden))
-    except (ValueError, RecursionError):
-        payload = MARK
+    payload = dead_letter.payload
+    if hidden is not None:
+        try:
+            payload = json.dumps(_redacted(dead_letter, json.loads(payload), hidden))
+        except (ValueError, RecursionError):
+            payload = MARK
     return {**dead_letter._asdict(), "payload": payload, "tries": tries_of(dead_letter)}
 
 

@@ -143,6 +143,28 @@ class TestList:
         assert lines[0]["traceback"].startswith("Traceback")
         assert lines[0]["at"] > 0
 
+    @pytest.mark.parametrize("command", ["list", "groups"])
+    @pytest.mark.parametrize(
+        ("option", "said"),
+        [
+            (("--saga", "ordre"), "This app has no saga ordre. Did you mean order?\n"),
+            (("--saga", "Order"), "This app has no saga Order. Did you mean order?\n"),
+            (("--saga", "x\ny"), "This app has no saga x\\ny.\n"),
+            (("--task", "order.plaec"), "This app has no task order.plaec. Did you mean order.place?\n"),
+            (("--saga", "order"), ""),
+            (("--task", "order.place"), ""),
+            (("--task", "celery_sagas.gather"), ""),
+        ],
+    )
+    def test_unknown_name(self, app: Celery, order: Any, command: str, option: tuple[str, str], said: str) -> None:
+        """It may be mistyped; one that dead letters have is not."""
+        result = run(app, "dead", command, *option)
+        assert (result.exit_code, result.stdout, result.stderr) == (0, "There are no dead letters.\n", said)
+        result = run(app, "dead", command, *option, "--json")
+        assert (result.exit_code, result.stdout, result.stderr) == (0, "", said)
+        keep(app, dead_letter(**{option[0].removeprefix("--"): option[1]}))
+        assert run(app, "dead", command, *option).stderr == ""
+
     def test_no_json(self, app: Celery) -> None:
         result = run(app, "dead", "list", "--json")
 
@@ -206,6 +228,17 @@ class TestShow:
             assert ("4711" in shown, "Oslo" in shown, '"t"' in shown) == (False, True, False)
         assert json.loads(json.loads(run(app, "dead", "list", "--json").output)["payload"])["kwargs"]["card"] == "•••"
         assert "4711" in run(app, "dead", "show", "l1", *REVEAL).output
+
+    def test_json(self, app: Celery) -> None:
+        """The object of the list."""
+        payload = json.dumps({"task": "pay", "kwargs": {"card": "4711"}})
+        keep(app, dead_letter(payload=payload))
+        shown = run(app, "dead", "show", "l1", "--json").output
+
+        assert shown == run(app, "dead", "list", "--json").output
+        assert "4711" not in shown
+        revealed = json.loads(run(app, "dead", "show", "l1", "--json", *REVEAL).output)
+        assert revealed == {**json.loads(shown), "payload": payload}
 
     def test_reveal_needs_a_reason(self, app: Celery) -> None:
         """Nothing is shown without one."""
@@ -277,8 +310,32 @@ class TestRetry:
         assert len(worker.waiting()) == 5
         assert kept(app) == set()
 
-    def test_no_dead_letters_at_all(self, app: Celery, order: Any) -> None:
-        assert run(app, "dead", "retry", *WHY, "--all").exit_code == 0
+    @pytest.mark.parametrize("action", ["retry", "discard"])
+    def test_no_dead_letters_at_all(self, app: Celery, order: Any, action: str) -> None:
+        result = run(app, "dead", action, *WHY, "--all")
+        assert (result.exit_code, result.output) == (0, "There are no dead letters.\n")
+        assert run(app, "dead", action, *WHY, "--all", "--json").output == ""
+        result = run(app, "dead", action, *WHY, "--saga", "ordre")
+        assert result.stderr == "This app has no saga ordre. Did you mean order?\n"
+
+    def test_json(self, app: Celery, worker: Worker, order: Any) -> None:
+        """One object for each, in whatever it ends."""
+        keep(app, dead_letter("bad", payload="{"), dead_letter())
+        result = run(app, "dead", "retry", *WHY, "bad", "l1", "--json")
+
+        assert result.exit_code == 1
+        failed, done = map(json.loads, result.stdout.splitlines())
+        assert result.stderr.startswith("Error: the dead letter bad holds no JSON")
+        assert (failed.pop("text").startswith("the dead letter bad holds no JSON"), failed) == (
+            True,
+            {"act": "retry", "done": False, "id": "bad", "sent_as": ""},
+        )
+        (sent,) = worker.waiting()
+        text = f"order.place was sent again as {sent.id}"
+        assert done == {"act": "retry", "done": True, "id": "l1", "text": text, "sent_as": sent.id}
+        result = run(app, "dead", "discard", *WHY, "bad", "--json")
+        discarded = {"act": "discard", "done": True, "id": "bad", "text": "order.place was discarded", "sent_as": ""}
+        assert json.loads(result.output) == discarded
 
     def test_what_fails_is_kept_and_the_others_go_on(self, app: Celery, worker: Worker, order: Any) -> None:
         deep = dead_letter("too deep", payload=TOO_DEEP)
