@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from celery_sagas.cli import tables
-from celery_sagas.cli.acts import ACTOR, REASON, operator_for
+from celery_sagas.cli.acts import ACTOR, JSON, REASON, operator_for
 from celery_sagas.cli.app import app_of, opened
 from celery_sagas.cli.revealing import operator_to_reveal, revealing
 from celery_sagas.core.registry import registry
@@ -32,6 +32,7 @@ _UNREADABLE = ("GROUP", "ID", "BUFFERED", "WHY", "ITEM")
 
 _LIMIT = click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="How many, at most.")
 _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object in each line, with everything that is known.")
+_JSON_OF_EACH = click.option("--json", "as_json", is_flag=True, help="One JSON object in each line: what has come of each item.")
 
 
 @click.group()
@@ -107,6 +108,7 @@ def unreadable(context: click.Context, /, name: str, limit: int, as_json: bool, 
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @REASON
 @ACTOR
+@_JSON_OF_EACH
 @click.pass_context
 def discard(
     context: click.Context,
@@ -118,6 +120,7 @@ def discard(
     yes: bool,
     reason: str,
     actor: str | None,
+    as_json: bool,
 ) -> None:
     """Remove unreadable items permanently: no batch will contain them."""
     if bool(ids) is everything:
@@ -128,10 +131,19 @@ def discard(
         found = [(of, item.id) for of, item in _unreadable(runtime.batches, name, _PAGE) if group in (None, of)]
         chosen = [(of, id) for of, id in found if everything or id in ids]
         if chosen and not yes:
-            click.confirm(f"Remove {tables.items(len(chosen))} of {name} for good?", abort=True)
-        count = sum(each.discarded for each in operated.discard(chosen))
-    click.echo(f"{tables.items(count)} of {name} {_were(count)} discarded.")
-    if missing := len(chosen) - count + len(set(ids) - {id for _, id in chosen}):
+            click.confirm(f"Remove {tables.items(len(chosen))} of {name} for good?", abort=True, err=True)
+        count = 0
+        for each in operated.discard(chosen):
+            count += each.discarded
+            if as_json:
+                tables.print_json([{"act": "discard", "aggregator": name, **each._asdict()}])
+    unknown = [id for id in dict.fromkeys(ids) if id not in {id for _, id in chosen}]
+    if as_json:
+        about = {"act": "discard", "aggregator": name, "group": group}
+        tables.print_json({**about, "id": id, "discarded": False} for id in unknown)
+    else:
+        click.echo(f"{tables.items(count)} of {name} {_were(count)} discarded.")
+    if missing := len(chosen) - count + len(unknown):
         click.echo(f"Error: {tables.items(missing)} {_were(missing)} not discarded: no unreadable item has the id", err=True)
         raise click.exceptions.Exit(1)
 
@@ -141,14 +153,18 @@ def discard(
 @click.argument("group", required=False)
 @REASON
 @ACTOR
+@JSON
 @click.pass_context
-def flush(context: click.Context, name: str, group: str | None, reason: str, actor: str | None) -> None:
+def flush(context: click.Context, /, name: str, group: str | None, reason: str, actor: str | None, as_json: bool) -> None:
     """Request an immediate flush of a group, or of all groups, whether or not they are due."""
     if app_of(context).conf.task_always_eager:
         raise click.ClickException("with task_always_eager nothing is sent: the function would run here")
     with opened(context) as runtime:
         operated = AggregatorItems(runtime, name, operator_for(runtime, actor, reason).actor, reason)
         count = _flush(runtime, operated, group)
+    if as_json:
+        tables.print_json([{"act": "flush", "aggregator": name, "group": group, "groups": count}])
+        return
     click.echo(f"{count} {'group' if count == 1 else 'groups'} of {name} will be flushed.")
 
 

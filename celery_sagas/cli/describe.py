@@ -22,12 +22,17 @@ from celery_sagas.core.step import StepDefinition
     type=click.Choice(list(FORMATS)),
     help="Draw the sagas instead, from their declarations and their handlers' code.",
 )
+@click.option("--json", "as_json", is_flag=True, help="One JSON object in each line, for each saga.")
 @click.pass_context
-def describe(context: click.Context, names: tuple[str, ...], graph_format: str | None) -> None:
+def describe(context: click.Context, names: tuple[str, ...], graph_format: str | None, as_json: bool) -> None:
     """Show sagas, their steps and their correlation rules; all of them, or those named."""
+    if graph_format and as_json:
+        raise click.UsageError("give --graph or --json")
     with defined(context):
         sagas = _chosen(names)
-        if graph_format:
+        if as_json:
+            tables.print_json(map(_saga, sagas))
+        elif graph_format:
             print_graphs(sagas, graph_format)
         else:
             descriptions = "\n\n".join(map(_description, sagas))
@@ -62,6 +67,45 @@ def _description(saga: SagaDefinition) -> str:
         if not step.is_internal:
             lines += ["", f"  {step.name}", *_listed(_facts_of(step), "    ")]
     return "\n".join(lines)
+
+
+def _saga(saga: SagaDefinition) -> dict[str, Any]:
+    """Return what a program is told of a saga."""
+    return {
+        "saga": saga.name,
+        "state": ".".join(saga.location),
+        "formerly": saga.formerly,
+        "schema_version": saga.schema_version,
+        "correlate_by": saga.correlate_by,
+        "also_by": saga.also_by,
+        "search_by": saga.search_by,
+        "history": saga.history,
+        "backend": saga.backend,
+        "keep_ms": saga.keep_ms,
+        "max_idle_ms": saga.max_idle_ms,
+        "if_missing": _called(saga.if_missing) if saga.if_missing else None,
+        "status_by": saga.status_by,
+        "statuses": list(saga.statuses),
+        "steps": [_step(step) for step in registry.steps_of(saga) if not step.is_internal],
+    }
+
+
+def _step(step: StepDefinition) -> dict[str, Any]:
+    status = step.status
+    return {
+        "step": step.name,
+        "starts": step.starts,
+        "policy": step.policy.value,
+        "if_missing": _called(step.missing_function) if step.missing_function else None,
+        "arguments": list(step.arguments.annotations),
+        "found_by": step.rule.describe(),
+        "when": status.when,
+        "condition": _called(status.condition) if status.condition else None,
+        "if_not": status.if_not.value if status.is_conditional else None,
+        "to": status.to,
+        "defer_for_s": step.defer_for_s,
+        "formerly": step.formerly,
+    }
 
 
 def _listed(facts: Mapping[str, str], indent: str) -> Iterator[str]:

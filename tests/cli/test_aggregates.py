@@ -383,6 +383,20 @@ class TestDiscard:
 
         assert (result.exit_code, buffered(app)) == (1, ["m1"])
 
+    def test_json(self, app: Celery, store_readings: Any) -> None:
+        """An object for each item, also for one that is not there; the question is not among them."""
+        add(app, "m1", is_unreadable=True)
+        result = ask(app, "y\n", "discard", *WHY, "meters.store_readings", "m1", "m9", "--json")
+
+        assert result.exit_code == 1
+        about = {"act": "discard", "aggregator": "meters.store_readings"}
+        assert [json.loads(line) for line in result.stdout.splitlines()] == [
+            {**about, "group": "d1", "id": "m1", "discarded": True},
+            {**about, "group": None, "id": "m9", "discarded": False},
+        ]
+        assert "Error: 1 item was not discarded" in result.stderr
+        assert run(app, "aggregates", "discard", *WHY, "meters.store_readings", "--all", "--json").output == ""
+
     def test_aggregator_of_other_code(self, app: Celery) -> None:
         """What else waits in the group is not forgotten: the group is due, and a relay that knows its rules looks at it."""
         add(app, "m1", name=STRANGER.name)
@@ -448,6 +462,13 @@ class TestFlush:
         run(app, "aggregates", "flush", *WHY, "meters.pairs", shown)
         worker.run()
         assert seen == [shown]
+
+    def test_json(self, app: Celery, worker: Worker, store_readings: Any) -> None:
+        add(app, "a")
+        about = {"act": "flush", "aggregator": "meters.store_readings"}
+        for words, group in (((), None), (("d1",), "d1")):
+            result = run(app, "aggregates", "flush", *WHY, "meters.store_readings", *words, "--json")
+            assert json.loads(result.output) == {**about, "group": group, "groups": 1}
 
     def test_nothing_to_flush(self, app: Celery, worker: Worker, store_readings: Any) -> None:
         result = run(app, "aggregates", "flush", *WHY, "meters.store_readings", "d9")

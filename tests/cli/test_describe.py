@@ -1,5 +1,6 @@
 """``celery sagas describe``."""
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,6 +90,49 @@ def test_everything(app: Celery, shop: Any) -> None:
     assert "if_missing: tests.cli.test_describe.shop.<locals>.unknown_parcel()" in result.output
     own = "tests.cli.test_describe.shop.<locals>.nobody()"
     assert lines.count(f"if missing: {own}") == lines.count(f"kind: handles, if_missing: {own}") == 1
+
+
+def test_json(app: Celery, shop: Any) -> None:
+    """One object for each saga."""
+    order, invoice = map(json.loads, run(app, "describe", "--json").output.splitlines())
+
+    place, delivered, nudge, look = order.pop("steps")
+    where = "tests.cli.test_describe.shop.<locals>"
+    assert order == {
+        "saga": "order",
+        "state": f"{where}.Order",
+        "formerly": ["purchase"],
+        "schema_version": 3,
+        "correlate_by": ["shop", "number"],
+        "also_by": ["tracking"],
+        "search_by": [],
+        "history": None,
+        "backend": None,
+        "keep_ms": 90_000_000,
+        "max_idle_ms": None,
+        "if_missing": f"{where}.nobody()",
+        "status_by": None,
+        "statuses": [],
+    }
+    assert place == {
+        "step": "order.place",
+        "starts": True,
+        "policy": "ignore",
+        "if_missing": None,
+        "arguments": ["shop", "number"],
+        "found_by": "shop from argument shop, number from argument number",
+        "when": [],
+        "condition": None,
+        "if_not": None,
+        "to": [],
+        "defer_for_s": 0,
+        "formerly": ["shop.place"],
+    }
+    assert (delivered["if_missing"], look["if_missing"]) == (f"{where}.unknown_parcel()", f"{where}.nobody()")
+    assert (nudge["policy"], nudge["defer_for_s"], invoice["max_idle_ms"]) == ("defer", 5, 172_800_000)
+    (line,) = run(app, "describe", "invoice", "--json").output.splitlines()
+    assert json.loads(line) == invoice
+    assert run(app, "describe", "--json", "--graph", "text").exit_code == 2
 
 
 def test_those_that_are_named(app: Celery, shop: Any) -> None:
