@@ -112,7 +112,7 @@ class Operator(Actor):
         return map(partial(self._found, definition), found)  # unlike a generator, it goes on after an error
 
     def dead_letters(self, reason: str) -> DeadLetters:
-        """Return the dead letters, to retry or discard some of them; a batch does not matter to them.
+        """Return the dead letters, to retry, discard or reveal some of them; a batch does not matter to them.
 
         Args:
             reason: Why.
