@@ -91,11 +91,11 @@ class _Page:
 
     def lines(self) -> Iterator[str]:
         """Yield the lines; stored text in them is as it is, without line ends."""
-        facts, remedy = self._facts, self._explanation.remedy
+        facts = self._facts
         yield from self._headlines()
         yield from ("", self._explanation.sentence)
-        if remedy:
-            yield f"  → {remedy.command}    {remedy.does}"
+        for each in self._explanation.remedies:
+            yield f"  → {each.command}    {each.does}"
         yield ""
         if facts.pending is not None:
             yield from self._section("Waits for", list(_waits_for(facts, facts.pending)), "nothing")

@@ -55,7 +55,7 @@ class Finding(NamedTuple):
     """What there is to say."""
 
     sentence: str
-    remedy: Remedy | None = None  #: ``None``: there is nothing to be done
+    remedies: tuple[Remedy, ...] = ()  #: the first one shows more, or mends it; empty: there is nothing to be done
 
 
 class Explanation(NamedTuple):
@@ -63,7 +63,7 @@ class Explanation(NamedTuple):
 
     verdict: Verdict
     sentence: str
-    remedy: Remedy | None
+    remedies: tuple[Remedy, ...]
     due: Sequence[Due]  #: what comes to the instance, the first one first
 
 
@@ -76,11 +76,15 @@ def explain(facts: Facts) -> Explanation:
     return Explanation(Verdict.IDLE, *_idle(facts), due)
 
 
+def _found(sentence: str, *remedies: Remedy | None) -> Finding:
+    return Finding(sentence, tuple(filter(None, remedies)))
+
+
 def _unreadable(facts: Facts, due: Sequence[Due]) -> Finding | None:
     problem = next((each for each in facts.problems if isinstance(each, UnreadableState)), None)
     if problem is None:
         return None
-    return Finding(f"It cannot be read: {problem.problem}.", timeline_of(facts.saga.name, facts.key) if facts.key else None)
+    return _found(f"It cannot be read: {problem.problem}.", timeline_of(facts.saga.name, facts.key) if facts.key else None)
 
 
 def _newer(facts: Facts, due: Sequence[Due]) -> Finding | None:
@@ -88,7 +92,7 @@ def _newer(facts: Facts, due: Sequence[Due]) -> Finding | None:
     if problem is None:
         return None
     sentence = f"Newer code has written it: it has {problem.number} {problem.stored}, and this code knows {problem.known}."
-    return Finding(sentence, _described(facts, "shows the saga in the code that is installed here"))
+    return _found(sentence, _described(facts, "shows the saga in the code that is installed here"))
 
 
 def _paused(facts: Facts, due: Sequence[Due]) -> Finding | None:
@@ -99,7 +103,7 @@ def _paused(facts: Facts, due: Sequence[Due]) -> Finding | None:
     messages = ("No message waits", "1 message waits")[count] if count < 2 else f"{count:,} messages wait"
     reason = paused.reason.rstrip(".")
     sentence = f"{paused.actor} paused it {span(facts.now - paused.at)} ago: {reason}. {messages} with it."
-    return Finding(sentence, _act(facts, "resume", does="lets it go on"))
+    return _found(sentence, _act(facts, "resume", does="lets it go on"))
 
 
 def _failing(facts: Facts, due: Sequence[Due]) -> Finding | None:
@@ -108,8 +112,9 @@ def _failing(facts: Facts, due: Sequence[Due]) -> Finding | None:
     newest, count = facts.dead_letters[0], len(facts.dead_letters)
     ago, is_newest = span(facts.now - newest.at), f" It is the newest of {count:,}." if count > 1 else ""
     sentence = f"A message to {newest.task} failed {ago} ago with {newest.error}, and is a dead letter.{is_newest}"
-    remedy = Remedy(("sagas", "dead", "show", *_argument(newest.id)), "shows why; dead retry sends it again")
-    return Finding(sentence, remedy)
+    look = Remedy(("sagas", "dead", "show", *_argument(newest.id)), "shows why")
+    mend = Remedy(("sagas", "dead", "retry", "--reason", "WHY", *_argument(newest.id)), "sends it again, once that is mended")
+    return _found(sentence, look, mend)
 
 
 def _held(facts: Facts, due: Sequence[Due]) -> Finding | None:
@@ -118,7 +123,7 @@ def _held(facts: Facts, due: Sequence[Due]) -> Finding | None:
         return None
     who, reason = switch.actor or "Somebody", switch.reason.rstrip(".") or "no reason is known"
     sentence = f"{who} held {switch.name} {span(facts.now - switch.at)} ago: {reason}. Its messages wait until it is released."
-    return Finding(sentence, Remedy(("sagas", "release", "--reason", "WHY", *_argument(switch.name)), "has them handled again"))
+    return _found(sentence, Remedy(("sagas", "release", "--reason", "WHY", *_argument(switch.name)), "has them handled again"))
 
 
 def _is_waited_for(facts: Facts, due: Sequence[Due], name: str) -> bool:
@@ -135,15 +140,15 @@ def _overdue(facts: Facts, due: Sequence[Due]) -> Finding | None:
     if not late:
         return None
     first = late[0]
-    sentence, remedy = _where(facts, first, facts.rows.get(first.row))
+    sentence, remedies = _where(facts, first, facts.rows.get(first.row))
     others = f" {len(late) - 1:,} more of what it waits for {_is(len(late) - 1)} overdue." if len(late) > 1 else ""
-    return Finding(f"{_capital(first.phrase)} was due {span(facts.now - first.at)} ago. {sentence}{others}", remedy)
+    return Finding(f"{_capital(first.phrase)} was due {span(facts.now - first.at)} ago. {sentence}{others}", remedies)
 
 
 def _where(facts: Facts, due: Due, row: OutboxGlance | None) -> Finding:
     """Return where what is due has stayed."""
     if row is None:
-        return Finding(
+        return _found(
             "It is in a queue, or the broker has lost it: the outbox does not have it any more, and it is not published again.",
             _described(facts, "shows which messages the instance takes instead"),
         )
@@ -160,8 +165,8 @@ def _not_handled(facts: Facts, due: Due, row: OutboxGlance) -> Finding:
     when = f"at {_at(row.available_at)}" if row.available_at > facts.now else "soon"
     sentence = f"It was published{before} and has not been handled: it is in a queue, or the broker has lost it. {what} {when}."
     if due.what not in (What.TIMEOUT, What.DEADLINE):
-        return Finding(sentence, Remedy(*_IN_WORKERS))
-    return Finding(sentence, _act(facts, "fire", due.name, does="publishes it now; it is handled once, however often it comes"))
+        return _found(sentence, Remedy(*_IN_WORKERS))
+    return _found(sentence, _act(facts, "fire", due.name, does="publishes it now; it is handled once, however often it comes"))
 
 
 def _not_published(facts: Facts, row: OutboxGlance, subject: str) -> Finding:
@@ -169,12 +174,12 @@ def _not_published(facts: Facts, row: OutboxGlance, subject: str) -> Finding:
     again = f"The next one is at {_at(row.available_at)}." if row.available_at > facts.now else "The next one is due."
     error = row.error[:_ERROR].rstrip(".") or "an unknown error"
     sentence = f"{subject} cannot be published: {attempts} failed, the last one with: {error}. {again}"
-    return Finding(sentence, Remedy(*_IN_RELAYS))
+    return _found(sentence, Remedy(*_IN_RELAYS))
 
 
 def _not_taken(facts: Facts, row: OutboxGlance, subject: str) -> Finding:
     sentence = f"{subject} waits in the outbox, and was never published: no relay that knows {row.task} has taken it."
-    return Finding(sentence, Remedy(*_IN_RELAYS))
+    return _found(sentence, Remedy(*_IN_RELAYS))
 
 
 def _unsent(facts: Facts, due: Sequence[Due]) -> Finding | None:
@@ -183,9 +188,9 @@ def _unsent(facts: Facts, due: Sequence[Due]) -> Finding | None:
     if not (failing or left):
         return None
     first = max(failing, key=lambda row: row.attempts) if failing else left[0]
-    sentence, remedy = (_not_published if failing else _not_taken)(facts, first, f"A message to {first.task}")
+    sentence, remedies = (_not_published if failing else _not_taken)(facts, first, f"A message to {first.task}")
     others = len(failing) + len(left) - 1
-    return Finding(sentence + (f" {others:,} more {_is(others)} unsent, too." if others else ""), remedy)
+    return Finding(sentence + (f" {others:,} more {_is(others)} unsent, too." if others else ""), remedies)
 
 
 def _is_left(facts: Facts, row: OutboxGlance) -> bool:
@@ -205,13 +210,13 @@ def _deferred(facts: Facts, due: Sequence[Due]) -> Finding | None:
     messages = f"1 message waits for {longest}" if len(deferred) == 1 else f"{len(deferred):,} messages wait, one for {longest},"
     status = f" It is {facts.status!r} now." if facts.status is not None else ""
     sentence = f"{messages} until it is in another status: for {_list(each.step for each in deferred)}.{status}"
-    return Finding(sentence, _described(facts, "shows in which statuses its steps run"))
+    return _found(sentence, _described(facts, "shows in which statuses its steps run"))
 
 
 def _locked(facts: Facts, due: Sequence[Due]) -> Finding | None:
     if facts.record is None or not facts.record.locked_by:
         return None
-    return Finding("It is locked for a message that others have overtaken several times. The lock ends by itself.")
+    return _found("It is locked for a message that others have overtaken several times. The lock ends by itself.")
 
 
 def _waiting(facts: Facts, due: Sequence[Due]) -> Finding | None:
@@ -221,9 +226,9 @@ def _waiting(facts: Facts, due: Sequence[Due]) -> Finding | None:
     is_ahead = first.at > facts.now
     when = f"is due in {span(first.at - facts.now)}, at {_at(first.at)}" if is_ahead else "is due now"
     if first.what is What.DEADLINE:
-        return Finding(f"It waits for the answer of {first.name}. The deadline {when}.")
+        return _found(f"It waits for the answer of {first.name}. The deadline {when}.")
     to = f", and goes to {first.step}" if first.step not in ("", first.name) else ""
-    return Finding(f"{_capital(first.phrase)} {when}{to}.")
+    return _found(f"{_capital(first.phrase)} {when}{to}.")
 
 
 def _open(facts: Facts, due: Sequence[Due]) -> Finding | None:
@@ -233,8 +238,18 @@ def _open(facts: Facts, due: Sequence[Due]) -> Finding | None:
     asked_at = facts.asked_at(request)
     asked = f", asked {span(facts.now - asked_at)} ago" if asked_at else ""
     more = f", and for {others:,} more" if others else ""
-    remedy = Remedy(("inspect", "query_task", *_argument(_silent(facts, request))), "shows which worker has the task, if one has")
-    return Finding(f"It waits for the answer of {name_of(request)}{asked}{more}. There is no deadline.", remedy)
+    look = Remedy(("inspect", "query_task", *_argument(_silent(facts, request))), "shows which worker has the task, if one has")
+    sentence = f"It waits for the answer of {name_of(request)}{asked}{more}. There is no deadline."
+    return _found(sentence, look, _instead(facts, request))
+
+
+def _instead(facts: Facts, request: Request) -> Remedy:
+    """Return the act that helps where no answer comes."""
+    if request.members:
+        return _act(facts, "skip", request.id, does="has it wait for none, if none has it")
+    is_only = [each.task for each in facts.requests].count(request.task) == 1
+    name = request.task if is_only else request.id
+    return _act(facts, "answer", name, options=("--value", "JSON"), does="answers in its place, if none has it")
 
 
 def _silent(facts: Facts, request: Request) -> str:
@@ -249,7 +264,7 @@ def _idle(facts: Facts) -> Finding:
     steps = [step.name for step in facts.next_steps]
     to = f"{'one of ' if len(steps) > 1 else ''}{_list(steps)}"
     goes_on = f"it goes on with the next message to {to}" if steps else "no step of it takes another message"
-    return Finding(f"Nothing is sure to come: {goes_on}.", _described(facts, "shows how messages find the instance"))
+    return _found(f"Nothing is sure to come: {goes_on}.", _described(facts, "shows how messages find the instance"))
 
 
 def timeline_of(saga: str, key: str) -> Remedy:
@@ -257,9 +272,9 @@ def timeline_of(saga: str, key: str) -> Remedy:
     return Remedy(("sagas", "timeline", saga, *_argument(key)), "shows which messages it has handled")
 
 
-def _act(facts: Facts, verb: str, *arguments: str, does: str) -> Remedy:
+def _act(facts: Facts, verb: str, *arguments: str, options: tuple[str, ...] = (), does: str) -> Remedy:
     """Return an operator's act on the instance; who runs it puts the reason in the place of WHY."""
-    options = ("--reason", "WHY") if facts.key else ("--id", facts.instance_id, "--reason", "WHY")
+    options = ("--reason", "WHY", *options) if facts.key else ("--id", facts.instance_id, "--reason", "WHY", *options)
     given = (facts.saga.name, *([facts.key] if facts.key else []), *arguments)
     end = ("--",) if any(each.startswith("-") for each in given) else ()
     return Remedy(("sagas", verb, *options, *end, *given), does)

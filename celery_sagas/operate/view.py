@@ -23,14 +23,13 @@ def view_of(facts: Facts, explanation: Explanation, hidden: Sequence[str]) -> di
         explanation: What follows from it.
         hidden: Patterns of the names that are hidden.
     """
-    remedy = explanation.remedy
     return {
         "saga": facts.saga.name,
         "key": facts.key,
         "id": facts.instance_id,
         "verdict": explanation.verdict.value,
         "sentence": explanation.sentence,
-        "remedy": {"command": remedy.command, "does": remedy.does} if remedy else None,
+        "remedies": [{"command": each.command, "does": each.does} for each in explanation.remedies],
         **_record(facts),
         "paused": facts.pending.paused._asdict() if facts.pending and facts.pending.paused else None,
         "waits_for": _waits_for(facts),

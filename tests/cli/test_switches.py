@@ -131,7 +131,7 @@ class TestEachStore:
         run(app, "hold", "purchase", *WHY)
         shown = facts(app, "show", "order", "42")[0]
         assert (shown["verdict"], shown["sentence"][:16]) == ("held", "ann held order 0")
-        assert shown["remedy"]["command"] == "celery -A proj sagas release --reason WHY order"
+        assert shown["remedies"][0]["command"] == "celery -A proj sagas release --reason WHY order"
 
     def test_audit_shows_both(self, app: Celery, shop: Any) -> None:
         run(app, "hold", "order.place", *WHY)

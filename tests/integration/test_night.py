@@ -55,7 +55,8 @@ def test_what_has_gone_wrong_is_found_and_mended(deploy: Deploy, engine: str, br
     wait_until(lambda: _stuck(deployment) == WRONG, lambda: f"what is wrong: {_stuck(deployment)}")
     shown = {number: _command(deployment, "show", SAGA, number, "--json")[0] for number in WRONG}
     assert {number: each["verdict"] for number, each in shown.items()} == WRONG
-    _mend(deployment, {number: each["remedy"]["command"] for number, each in shown.items()}, queues[GIVE_UP])
+    remedies = {number: [remedy["command"] for remedy in each["remedies"]] for number, each in shown.items()}
+    _mend(deployment, remedies, queues[GIVE_UP])
 
     assert _stuck(deployment) == {}
     assert sorted(_live(deployment)) == sorted(map(str, range(1, RIGHT, 2)))
@@ -100,20 +101,14 @@ def _buy(deployment: Deployment, step: str, number: str) -> None:
     deployment.wait_handled(f"{SAGA}.{step}", 1)
 
 
-def _mend(deployment: Deployment, remedies: dict[str, str], queue: str) -> None:
-    """Do what ``show`` says, or what it names where it can only say how to look."""
-    for number in ("lost timeout", "paused"):
-        _run(deployment, remedies[number])
+def _mend(deployment: Deployment, remedies: dict[str, list[str]], queue: str) -> None:
+    """Do what ``show`` says; where it can only say how to look, decide what becomes of the purchase."""
     deployment.start("prefork", 1, queue=queue)
-    _run(deployment, remedies["lost answer"])  # no worker has it
-    _command(deployment, "answer", SAGA, "lost answer", CHARGE, "--value", '"receipt"', "--reason", "the bank says so")
-    _run(deployment, remedies["poison"])
     (deployment.folder / "shelf").touch()
-    [letter] = deployment.backend.dead.list(2)
-    _command(deployment, "dead", "retry", letter.id, "--reason", "the shelf is there")
-    _run(deployment, remedies["unknown step"])
+    for number in ("lost timeout", "paused", "lost answer", "poison", "unknown step", "idle"):
+        for command in remedies[number]:
+            _run(deployment, command)
     _command(deployment, "skip", SAGA, "unknown step", "reminder", "--reason", "nobody is reminded any more")
-    _run(deployment, remedies["idle"])
     _command(deployment, "terminate", SAGA, "idle", "--yes", "--reason", "the customer is gone")
     deployment.start("prefork", 1, CELERY_SAGAS_TEST_RELEASE="3")
     for number in ("paused", "unknown step", "newer schema"):
@@ -132,7 +127,7 @@ def _run(deployment: Deployment, command: str) -> None:
     """Run a command that was printed."""
     name, app, _, *words = shlex.split(command)
     assert (name, app) == ("celery", "-A")
-    deployment.command(*("a test" if word == "WHY" else word for word in words))
+    deployment.command(*({"WHY": "a test", "JSON": '"receipt"'}.get(word, word) for word in words))
 
 
 def _command(deployment: Deployment, *words: str, statuses: Container[int] = (0,)) -> list[Any]:

@@ -187,13 +187,13 @@ TABLE: list[tuple[str, Callable[[], Facts], str, str]] = [
         "failing",
         lambda: facts(timeout(), dead_letters=[letter()]),
         "A message to order.shipped failed 1 h ago with KeyError, and is a dead letter.",
-        "sagas dead show letter",
+        "sagas dead show letter\nsagas dead retry --reason WHY letter",
     ),
     (
         "failing",
         lambda: facts(dead_letters=[letter("b"), letter("a", NOW - 2 * HOUR)]),
         "A message to order.shipped failed 1 h ago with KeyError, and is a dead letter. It is the newest of 2.",
-        "sagas dead show b",
+        "sagas dead show b\nsagas dead retry --reason WHY b",
     ),
     (
         "held",
@@ -368,19 +368,19 @@ TABLE: list[tuple[str, Callable[[], Facts], str, str]] = [
         "open",
         lambda: facts(requests(charge()), entries=[ASKED]),
         "It waits for the answer of shop.charge, asked 2 h ago. There is no deadline.",
-        "inspect query_task request",
+        "inspect query_task request\nsagas answer --reason WHY --value JSON order 8841 shop.charge",
     ),
     (
         "open",
         lambda: facts(requests(charge(id="-r", members=3, at_least=3), charge(), charge(id="old", has_timed_out=True))),
         "It waits for the answer of 3 members, and for 1 more. There is no deadline.",
-        f"inspect query_task {charge(id='-r').member(0)}",
+        f"inspect query_task {charge(id='-r').member(0)}\nsagas skip --reason WHY -- order 8841 -r",
     ),
     (
         "open",
         lambda: facts(requests(charge(id="r", members=3)), members={"r": MemberOutcomes(answered=(0,), failed=(1,))}),
         "It waits for the answer of 3 members. There is no deadline.",
-        f"inspect query_task {charge(id='r').member(2)}",
+        f"inspect query_task {charge(id='r').member(2)}\nsagas skip --reason WHY order 8841 r",
     ),
     (
         "idle",
@@ -416,7 +416,7 @@ TABLE: list[tuple[str, Callable[[], Facts], str, str]] = [
 def test_verdict(verdict: str, known: Callable[[], Facts], sentence: str, command: str) -> None:
     found = explain(known())
     assert (found.verdict, found.sentence) == (verdict, sentence)
-    assert (found.remedy.command if found.remedy else "") == (f"celery -A proj {command}" if command else "")
+    assert [each.command for each in found.remedies] == [f"celery -A proj {each}" for each in command.splitlines()]
 
 
 def test_table_has_each_verdict() -> None:
@@ -434,7 +434,7 @@ def test_table_has_each_verdict() -> None:
 def test_command_of_an_act(key: str, name: str, command: str) -> None:
     """As a shell takes it."""
     pending = Pending(timeouts={name: Timeout("timeout", ROW, "order.remind", LATE)})
-    found = explain(replace(facts(pending, row(tried_at=LATE)), key=key)).remedy
+    found = explain(replace(facts(pending, row(tried_at=LATE)), key=key)).remedies[0]
     assert found is not None
     assert found.command == f"celery -A proj {command}"
 
@@ -455,14 +455,13 @@ def test_record_that_is_damaged_is_explained() -> None:
     known = facts(record=None, pending=None, problems=(UNREADABLE,))
     assert known.pending is not None
     damaged = Facts(known.saga, "", "id", NOW, problems=(UNREADABLE,))
-    assert explain(damaged) == Explanation(Verdict.UNREADABLE, "It cannot be read: it is no JSON.", None, [])
+    assert explain(damaged) == Explanation(Verdict.UNREADABLE, "It cannot be read: it is no JSON.", (), [])
 
 
 @pytest.mark.parametrize("key", ["$(reboot)", "a b", "'; reboot", "--all", "`reboot`", "a\nb"])
 def test_command_is_safe_in_a_shell(key: str) -> None:
     assert Order.__saga__ is not None
-    remedy = explain(Facts(Order.__saga__, key, "id", NOW, problems=(UNREADABLE,))).remedy
-    assert remedy is not None
+    remedy = explain(Facts(Order.__saga__, key, "id", NOW, problems=(UNREADABLE,))).remedies[0]
     words = shlex.split(remedy.command)
     assert words[-1] == key
     assert "--" in words or not key.startswith("-")
