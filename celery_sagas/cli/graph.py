@@ -9,7 +9,7 @@ from celery_sagas.cli import tables
 from celery_sagas.cli.addresses import unknown
 from celery_sagas.cli.app import defined, opened, saga_named
 from celery_sagas.core.graph.checks import warnings_of
-from celery_sagas.core.graph.drawing import dot, drawing_of, mermaid, text
+from celery_sagas.core.graph.drawing import as_json, dot, drawing_of, mermaid, text
 from celery_sagas.core.graph.marks import Marks, awaited_steps, marks_of
 from celery_sagas.core.graph.model import SagaGraph
 from celery_sagas.core.registry import registry
@@ -26,6 +26,7 @@ FORMATS: Final[Mapping[str, Callable[[SagaGraph, Marks | None], str]]] = {
     "mermaid": lambda graph, marks: mermaid(drawing_of(graph, marks)),
     "dot": lambda graph, marks: dot(drawing_of(graph, marks)),
     "text": text,
+    "json": lambda graph, marks: as_json(drawing_of(graph, marks)),
 }
 #: The outcomes of the messages of which the step has run.
 _TAKEN: Final = frozenset({Kind.STARTED.value, Kind.HANDLED.value, Kind.COMPLETED.value})
@@ -36,7 +37,7 @@ _ENTRIES: Final = 10_000
 @click.command()
 @click.argument("names", nargs=-1, metavar="[SAGA]...")
 @click.option(
-    "--format", "form", type=click.Choice(list(FORMATS)), default="text", show_default=True, help="text, mermaid or dot."
+    "--format", "form", type=click.Choice(list(FORMATS)), default="text", show_default=True, help="text, mermaid, dot or json."
 )
 @click.option("--of", "key", metavar="KEY", help="Mark what the newest instance with this key has done, and what it waits for.")
 @click.pass_context
@@ -58,10 +59,10 @@ def graph(context: click.Context, names: tuple[str, ...], form: str, key: str | 
 
 
 def print_graphs(sagas: Sequence[SagaDefinition], form: str, marks: Callable[[SagaGraph], Marks | None] = lambda _: None) -> None:
-    """Print the graphs of sagas, with an empty line between them, and on the standard error what is suspect."""
+    """Print the graphs of sagas, with an empty line between them but in JSON, and on the standard error what is suspect."""
     graphs = list(map(registered_graph, sagas))
     shown = [FORMATS[form](graph, marks(graph)) for graph in graphs]
-    click.echo("\n\n".join(shown) or "No sagas are defined in the modules that the app imports.")
+    click.echo(("\n" if form == "json" else "\n\n").join(shown) or "No sagas are defined in the modules that the app imports.")
     for warning in (each for graph in graphs for each in warnings_of(graph)):
         click.echo(f"Warning: {warning}", err=True)
 

@@ -1,5 +1,6 @@
 """``celery sagas graph``, and what ``describe`` says of statuses."""
 
+import json
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -150,6 +151,17 @@ def test_unknown_saga(app: Celery, shop: Any) -> None:
 
     assert result.exit_code == 1
     assert "unknown saga oder; known: order, till" in result.output
+
+
+def test_json(app: Celery, shop: Any) -> None:
+    """The nodes and edges of the other formats."""
+    order, till = map(json.loads, run(app, "graph", "--format", "json").stdout.splitlines())
+    drawn = read_dot(run(app, "graph", "order", "--format", "dot").stdout.rstrip("\n"))
+    assert (order["saga"], till["saga"]) == ("order", "till")
+    assert (len(order["nodes"]), len(order["edges"])) == (len(drawn.nodes), len(drawn.edges))
+    assert {each[end] for each in order["edges"] for end in ("from", "to")} <= set(range(len(order["nodes"])))
+    assert "paid" in {line for node in order["nodes"] for line in node["label"]}
+    assert "on the answer of charge" in {line for edge in order["edges"] for line in edge["label"]}
 
 
 def test_unknown_format(app: Celery, shop: Any) -> None:

@@ -1,5 +1,6 @@
-"""The formats of a graph: nodes and edges, in the language of Mermaid and in that of Graphviz, and an indented list."""
+"""The formats of a graph: nodes and edges, in the language of Mermaid, in that of Graphviz and in JSON, and an indented list."""
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -227,6 +228,18 @@ def dot(drawing: Drawing) -> str:
         styles = ", ".join([f"label={_dot(label)}"] * any(label) + ["style=dashed"] * edge[2] + _dot_marks(drawing, edge))
         lines += [f"{ids[edge[0]]} -> {ids[edge[1]]}{f' [{styles}]' if styles else ''};"]
     return "\n    ".join([f"digraph {_dot([drawing.name])} {{", *lines]) + "\n}"
+
+
+def as_json(drawing: Drawing) -> str:
+    """Return a drawing as one JSON object; a node is named by its position."""
+    numbers = {node: number for number, node in enumerate(drawing.nodes)}
+    marks = {part: mark.value for part, mark in drawing.marked.items()}
+    nodes = [{"kind": node[0], "label": label, "mark": marks.get(node)} for node, label in drawing.nodes.items()]
+    edges = [
+        {"from": numbers[edge[0]], "to": numbers[edge[1]], "dashed": edge[2], "label": label, "mark": marks.get(edge)}
+        for edge, label in drawing.edges.items()
+    ]
+    return json.dumps({"saga": drawing.name, "nodes": nodes, "edges": edges})
 
 
 def _dot_node(drawing: Drawing, node: Node, label: Iterable[str]) -> str:
