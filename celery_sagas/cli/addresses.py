@@ -10,7 +10,7 @@ from typing import Final
 import click
 
 from celery_sagas.cli import tables
-from celery_sagas.core.keys import text_of
+from celery_sagas.core.keys import NotAKey, text_of
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.instance import lookup_in
 from celery_sagas.engine.listing import glances, tag_of
@@ -106,7 +106,8 @@ def _storable(what: str, text: str) -> str:
     try:
         return text_of(text)
     except ValueError as exc:
-        raise click.BadParameter(f"the {what} {tables.line(str(exc))}") from exc
+        shown, problem = exc.args if isinstance(exc, NotAKey) else ("this", str(exc))
+        raise click.BadParameter(tables.line(f"{shown} is no {what}: {problem}")) from exc
 
 
 def _lookup_by(backend: Backend, saga: SagaDefinition, by: Mapping[str, str]) -> Lookup:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from celery_sagas.cli import tables
-from celery_sagas.cli.app import defined
+from celery_sagas.cli.app import defined, saga_named
 from celery_sagas.cli.graph import FORMATS, print_graphs
 from celery_sagas.core.registry import registry
 from celery_sagas.core.saga import SagaDefinition
@@ -40,11 +40,8 @@ def describe(context: click.Context, names: tuple[str, ...], graph_format: str |
 
 
 def _chosen(names: tuple[str, ...]) -> list[SagaDefinition]:
-    if unknown := set(names) - registry.sagas.keys():
-        raise click.ClickException(
-            f"unknown saga {', '.join(map(tables.line, sorted(unknown)))}; known: {', '.join(registry.sagas) or 'none'}"
-        )
-    return [saga for saga in registry.sagas.values() if not names or saga.name in names]
+    chosen = [saga_named(name) for name in names]
+    return [saga for saga in registry.sagas.values() if saga in chosen or not names]
 
 
 def _description(saga: SagaDefinition) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from typing import Any, Final, TextIO
 
 import click
@@ -87,11 +88,11 @@ def act_on_each(
     selection = selection_of(**chosen)
     if given is not None and selection != Selection():
         raise click.UsageError("--from names the instances: no other option chooses")
-    if given is not None and failed_to is not None and given.name == failed_to.name != "-":
+    if given is not None and failed_to is not None and _is_same(given.name, failed_to.name):
         raise click.UsageError("--failed-to would overwrite the file of --from")
     with opened(context) as runtime:
         saga = saga_named(name)
-        operator = replace(operator_for(runtime, actor, reason, dry_run=dry_run), batch=batch or time_ordered_id())
+        operator = _in_batch(operator_for(runtime, actor, reason, dry_run=dry_run), batch)
         scan = Scan(runtime, saga, selection, scanned)
         found = (glance.id for glance in scan.find()) if given is None else _read(given, saga)
         ids = list(dict.fromkeys(found if verb in _UNLIMITED else _few(found)))
@@ -108,6 +109,17 @@ def act_on_each(
     if not is_whole:
         raise click.exceptions.Exit(1)
     scan.end()
+
+
+def _in_batch(operator: Operator, batch: str | None) -> Operator:
+    try:
+        return replace(operator, batch=batch or time_ordered_id())
+    except ValueError as exc:
+        raise click.BadParameter(tables.line(str(exc)), param_hint="--batch") from exc
+
+
+def _is_same(name: str, other: str) -> bool:
+    return name == other or (Path(name).exists() and Path(other).exists() and Path(name).samefile(other))
 
 
 def _few(ids: Iterator[str]) -> Iterator[str]:
@@ -162,13 +174,17 @@ class _Run:
         began = told_at = time.monotonic()
         for number, id in enumerate(ids):
             if per_second is not None:
-                time.sleep(max(0.0, began + number / per_second - time.monotonic()))
+                self._wait_until(began + number / per_second)
             if self.is_stopped:
                 return
             self._one(id)
             if time.monotonic() - told_at > _PROGRESS_S:
                 told_at = time.monotonic()
                 click.echo(f"{number + 1:,} of {len(ids):,}", err=True)
+
+    def _wait_until(self, at: float) -> None:
+        while not self.is_stopped and (left := at - time.monotonic()) > 0:
+            time.sleep(min(left, 0.1))  # Ctrl-C does not end it
 
     def report(self, count: int) -> bool:
         """Say what has come of it, and how to go on; return whether there is nothing left."""

@@ -14,6 +14,7 @@ from celery_sagas.operate.choosing import LOOKED_AT
 from celery_sagas.operate.explain import Verdict
 from celery_sagas.operate.spans import span
 from celery_sagas.operate.stuck import Look, Trouble, each_once
+from celery_sagas.stores.instances import MOST
 from celery_sagas.worker.runtime import Runtime
 
 #: The exit status if there is trouble.
@@ -27,6 +28,13 @@ _HINTS = {
     **dict.fromkeys((Verdict.OVERDUE.value, Verdict.DEFERRED.value, Verdict.OPEN.value, Verdict.IDLE.value), _SHOW),
     Verdict.UNSENT.value: "celery -A proj inspect sagas_relay    shows which relays run, and what they meet",
     Verdict.FAILING.value: "celery -A proj sagas dead list --task TASK    shows the messages; dead retry sends them again",
+}
+
+#: What is said, by what was cut off.
+_MOST = {
+    "limit": "of each kind {limit} of a saga are shown at most (--limit)",
+    "tried": f"{LOOKED_AT:,} messages are looked at that were published and not handled, or could not be",
+    "untried": f"{MOST} messages are looked at that no relay has taken",
 }
 
 
@@ -50,14 +58,14 @@ def stuck(context: click.Context, name: str | None, idle: int | None, late: int,
     with opened(context) as runtime:
         looks = _looks(runtime, name, partial(Look, limit=limit, idle_ms=idle, late_ms=late))
         troubles, away = _look(looks)
-    is_cut = any(look.cut for look in looks)
+    cut = {each for look in looks for each in look.cut}
     if as_json:
         tables.print_json(each._asdict() for each in troubles)
     else:
-        _print(troubles, is_whole=not (away or is_cut))
-    if is_cut:
-        most = f"of each kind {limit} of a saga are shown at most (--limit), and {LOOKED_AT:,} looked at"
-        click.echo(f"There may be more: {most}.", err=True)
+        _print(troubles, is_whole=not (away or cut))
+    for part, most in _MOST.items():
+        if part in cut:
+            click.echo(f"There may be more: {most.format(limit=limit)}.", err=True)
     for error in away:
         click.echo(f"Error: {tables.sentence(str(error))}", err=True)
     if away or troubles:

@@ -136,8 +136,7 @@ class OperatedInstance:
             reason: Why.
             expected_version: The version that it must have.
         """
-        plan = partial(verbs.fire, name=name, is_there=lambda row: bool(self._backend.outbox.read([row])))
-        return self._act("fire", reason, plan, expected_version, [name])
+        return self._act("fire", reason, partial(verbs.fire, name=name, message_in=self._message_in), expected_version, [name])
 
     def skip(self, name: str, reason: str, *, expected_version: int | None = None) -> Done:
         """Have it no longer wait for a timeout, or for the answer to a request.
@@ -248,6 +247,9 @@ class OperatedInstance:
             return verbs.settle(subject, sent.request, sent.message, self._rival(subject, sent.request.id))
 
         return self._act(verb, reason, plan, expected_version, about)
+
+    def _message_in(self, row: str) -> str:
+        return next((each.message_id for each in self._backend.outbox.read([row])), "")
 
     def _rival(self, subject: Subject, request: str) -> str:
         """Return who has answered a request in the place of its task before; empty: nobody has."""

@@ -73,7 +73,7 @@ class AggregatorItems:
             ValueError: The text is none of a group.
         """
         client = AggregatorClient(self._runtime, aggregator)
-        count = client.count(group)
+        count = client.count_readable(group)
         if not count:
             return 0
         self._record("flush", group, {"items": count})

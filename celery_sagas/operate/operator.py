@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from celery import Celery
@@ -49,6 +50,7 @@ class Operator(Actor):
     """
 
     def __init__(self, app: Celery, actor: str, *, dry_run: bool = False, batch: str = "") -> None:
+        batch = batch and checked_text("batch", batch, ACTOR_CHARACTERS)
         super().__init__(app, checked_text("actor", actor, ACTOR_CHARACTERS), dry_run, batch)
 
     def instance(self, saga: type[Saga] | str, key: object = None, /, **by: object) -> OperatedInstance:
@@ -88,7 +90,8 @@ class Operator(Actor):
             paused: Only those that an operator has paused.
             idle: Only those that no message has changed for this time, a ``timedelta`` or seconds.
             late: Only those for which a timeout, or the deadline of a request, is overdue for this time, a ``timedelta`` or
-                seconds, and its row is in the outbox: as ``celery sagas stuck --late`` finds them.
+                seconds, and its row is in the outbox: as ``celery sagas stuck --late`` finds them. Of messages that no relay has
+                taken, the 500 of the backend are looked at that are due for the longest time; the log says if there are more.
             where: Only those of them for whose states this holds, such as ``'total > 100 and lines.0.sku == "x"'``.
             **by: Only those with a value of a field in ``search_by``.
 
@@ -106,7 +109,8 @@ class Operator(Actor):
         )
         runtime = runtime_of(self.app)
         backend = runtime.backends.of(definition)
-        chosen = selection.chosen(backend, definition)
+        cut = set[str]()
+        chosen = chain(selection.chosen(backend, definition, cut), _warn(definition.name, cut))
         test = where_of(definition, where, runtime.settings.hidden) if where else None
         found = chosen if test is None else matching(backend, definition, chosen, test)
         return map(partial(self._found, definition), found)  # unlike a generator, it goes on after an error
@@ -188,6 +192,13 @@ class Operator(Actor):
 
 def _milliseconds(name: str, delay: Delay | None) -> int | None:
     return None if delay is None else int(seconds_of(name, delay) * 1000)
+
+
+def _warn(saga: str, cut: set[str]) -> Iterator[Glance]:
+    """Warn once all are found, if not all could be looked at."""
+    if cut:
+        logger.warning("There may be more late instances of %s: not all messages that are overdue were looked at", saga)
+    yield from ()
 
 
 def saga_of(saga: type[Saga] | str) -> SagaDefinition:

@@ -167,7 +167,7 @@ class TestPause:
         assert known["sentence"].startswith("ann paused it ")
         assert known["sentence"].endswith(": INC-881. 3 messages wait with it.")
         assert (known["paused"]["actor"], known["paused"]["reason"]) == ("ann", "INC-881")
-        remedy = known["remedy"]["command"].split()
+        remedy = known["remedies"][0]["command"].split()
         assert remedy == ["celery", "-A", "proj", "sagas", "resume", "--reason", "WHY", "order", "42"]
 
         result = run(app, *remedy[4:])

@@ -625,7 +625,8 @@ class TestAudit:
     def test_flush(self, app: Celery, worker: Worker, store_readings: Any) -> None:
         add(app, "a", "b")
         add(app, "c", group="d2")
-        for group in ((), ("d2",), ("d9",)):
+        add(app, "unread", group="d3", is_unreadable=True)
+        for group in ((), ("d2",), ("d3",), ("d9",)):
             assert run(app, "aggregates", "flush", *WHY, "meters.store_readings", *group).exit_code == 0
 
         details = [(entry.action, entry.key, json.loads(entry.detail)) for entry in audit(app)]

@@ -145,6 +145,11 @@ class TestFailures:
         result = run(app, "each", "pause", "order", "--from", str(file), "--expect", "1", *WHY)
         assert (result.exit_code, problem in result.output) == (1, True)
 
+    def test_batch_that_cannot_be_kept(self, app: Celery, order: Any) -> None:
+        result = run(app, "each", "pause", "order", "--batch", "\udcff", "--expect", "4", *WHY)
+        assert (result.exit_code, "batch= " in result.output) == (2, True)
+        assert actions(app) == []
+
     def test_instance_that_has_ended_meanwhile(self, app: Celery, order: Any, tmp_path: Path) -> None:
         file = tmp_path / "failed.jsonl"
         file.write_text(json.dumps({"saga": "order", "id": order.find("0").saga.id}))
@@ -157,6 +162,8 @@ class TestFailures:
         file.write_text(json.dumps({"saga": "order", "id": order.find("0").saga.id}))
         named = ("--failed-to", str(file), *WHY)
         assert "overwrite the file of --from" in run(app, "each", "pause", "order", "--from", str(file), *named).output
+        (link := tmp_path / "link").symlink_to(file)
+        assert "overwrite the file of --from" in run(app, "each", "pause", "order", "--from", str(link), *named).output
         assert run(app, "each", "pause", "order", *named).exit_code == 1  # nobody has agreed
         assert file.read_text()
         assert run(app, "each", "pause", "order", "--expect", "4", *named).exit_code == 0
@@ -274,12 +281,14 @@ class TestLate:
         result = run(late_app, "each", "pause", "order", "--late", "0s", "--expect", "1", *WHY)
         assert (result.exit_code, "1 failed" in result.output) == (1, True)
 
-    def test_many(self, late_app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_many(self, late_app: Celery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
         result = run(late_app, "list", "order", "--late", "0s", "--where", "true", "--scan", "1")
         assert result.stderr == "Looked at 1 of more: --scan looks at more.\n"
         monkeypatch.setattr("celery_sagas.operate.choosing.MOST", 1)
         monkeypatch.setattr("celery_sagas.operate.choosing.LOOKED_AT", 2)
         assert "There may be more" in run(late_app, "list", "order", "--late", "0s").stderr
+        assert len(list(Operator(late_app, "ann").instances("order", late=0))) == 2
+        assert "There may be more late instances of order" in caplog.text
 
 
 def id_of(app: Celery) -> Callable[[str], str]:

@@ -231,7 +231,7 @@ class TestPerform:
         """Of acts, too, that leave the state as it is."""
         made = tickets(engine)
         made.become("open")
-        plans = {"fire": partial(fire, name="once", is_there=bool), "settle": settling}
+        plans = {"fire": partial(fire, name="once", message_in=lambda row: "m1"), "settle": settling}
         engine.interpose().once_before("update", lambda: Tickets(rival, "defer").come("message") and None)
         with pytest.raises(MisuseError, match="has version 3, and 2 was expected"):
             act(engine, plans[verb], expected_version=2)
@@ -511,13 +511,24 @@ def test_row_is_due_once_the_act_is_committed_also_if_that_was_before(engine: En
     row, hurry = made.pending.timeouts["once"].row, engine.backend.outbox.hurry
     again = Act("fire", "ann", "carrier down", "batch", may_be_done=True)
     run = partial(perform, engine.services, definition(), lookup_in(definition(), KEY, "1"), again)
-    plan = partial(fire, name="once", is_there=bool)
+    plan = partial(fire, name="once", message_in=lambda row: engine.backend.outbox.read([row])[0].message_id)
     monkeypatch.setattr(engine.backend.outbox, "hurry", lambda ids: 0)
     assert run(plan).changed
     hurried = list[str]()
     monkeypatch.setattr(engine.backend.outbox, "hurry", lambda ids: hurried.extend(ids) or hurry(ids))
+    assert (run(plan, dry_run=True).changed, hurried) == (False, [])
     assert (run(plan).changed, hurried) == (False, [row])
     assert row in [each.id for each in engine.backend.outbox.claim_due("relay", 9, 60_000)]
+
+
+def test_row_with_another_message_is_left_alone(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a series holds the next occurrence by now."""
+    tickets(engine)
+    again = Act("fire", "ann", "carrier down", "batch", may_be_done=True)
+    plan = partial(fire, name="often", message_in=lambda row: "the occurrence before")
+    run = partial(perform, engine.services, definition(), lookup_in(definition(), KEY, "1"), again, plan)
+    assert (run().changed, run().changed) == (True, False)
+    assert engine.backend.outbox.claim_due("relay", 9, 60_000) == []
 
 
 def test_request_that_was_not_sent_and_is_answered_is_never_sent(engine: Engine) -> None:

@@ -66,7 +66,6 @@ class Plan(NamedTuple):
     text: str
     before: str = ""
     after: str = ""
-    hurried: str = ""  #: the id of a row of the outbox that is due once it is committed; its entry has it as ``row``
 
 
 @dataclass(frozen=True)
@@ -210,7 +209,8 @@ def perform(
         subject = _found(services, saga, lookup, act)
         record = subject.record
         if act.may_be_done and (entry := _find_entry(backend, subject)):
-            _hurry(backend, from_json(entry.detail).get("row", ""))
+            if not dry_run:
+                _hurry(backend, entry)
             return Done(saga.name, record.key, record.id, record.version, False, "it was done before")
         if expected_version is not None and record.version != expected_version:
             problem = f"{subject.name} has version {record.version}, and {expected_version} was expected"
@@ -232,7 +232,7 @@ def perform(
         else:
             effects = planned.commit.effects
             services.dispatcher.dispatch(effects.outgoing, called_at)
-            _hurry(backend, planned.hurried)
+            _hurry(backend, effects.entry)
             return done._replace(version=effects.entry.version, changed=True)
 
 
@@ -242,8 +242,11 @@ def _find_entry(backend: Backend, subject: Subject) -> Entry | None:
     return backend.sagas.find(by_id, Handling((subject.step,), subject.message_id)).handled
 
 
-def _hurry(backend: Backend, row: str) -> None:
-    if row:
+def _hurry(backend: Backend, entry: Entry) -> None:
+    """Have the row be due that an act names, if it still holds the message that it held then: that of a series goes on."""
+    about = from_json(entry.detail)
+    row = about.get("row")
+    if row and any(each.message_id == about["message"] for each in backend.outbox.read([row])):
         backend.outbox.hurry([row])
 
 

@@ -158,13 +158,13 @@ def skip(subject: Subject, name: str) -> Plan:
     return Plan(subject.update(skipped=awaited.id), f"waits no longer for {awaited.task}")
 
 
-def fire(subject: Subject, name: str, is_there: Callable[[str], bool]) -> Plan:
+def fire(subject: Subject, name: str, message_in: Callable[[str], str]) -> Plan:
     """Have a timeout, or the deadline of a request, come now: the first time, or again.
 
     Args:
         subject: The instance.
         name: Of the timeout; or the id of the request, or of its task if it is the only one.
-        is_there: Returns whether the outbox has a row.
+        message_in: Returns the id of the message in a row of the outbox; empty: the row is not there.
 
     Raises:
         MisuseError: It waits for nothing of that name, or that cannot come, or come again.
@@ -172,10 +172,11 @@ def fire(subject: Subject, name: str, is_there: Callable[[str], bool]) -> Plan:
     awaited = awaited_by(subject.pending, subject.name, name)
     if not awaited.row:
         raise MisuseError(f"the request {name} of {subject.name} has no deadline that could come", "Answer it, or skip it")
-    if not is_there(awaited.row):
+    message = message_in(awaited.row)
+    if not message:
         problem = f"the outbox does not have {name} of {subject.name} any more: it was published, and is not published again"
         raise MisuseError(problem, "If it does not come, have the instance wait for it no longer: celery sagas skip")
-    return Plan(subject.update(fired=name, row=awaited.row), f"{name} comes now", hurried=awaited.row)
+    return Plan(subject.update(fired=name, row=awaited.row, message=message), f"{name} comes now")
 
 
 def settle(subject: Subject, request: Request, message: SerializedMessage, rival: str = "") -> Plan:

@@ -66,6 +66,8 @@ class Instances:
         for path, position in _places_of(self._by_id[id], self._tags[id]):
             places = self._places[path]
             del places[bisect_left(places, position)]
+            if not places:
+                del self._places[path]
 
     def places(self, saga: str, tag: _Tag | None = None) -> Sequence[str]:
         """Return the places of a saga's instances, in order; or the ids of those that have a tag."""

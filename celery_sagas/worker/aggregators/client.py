@@ -15,7 +15,7 @@ from celery_sagas.core.keys import key_text, text_of
 from celery_sagas.engine.aggregators.buffering import encoded_item
 from celery_sagas.errors import InvalidMessage, ItemNotBuffered, MisuseError, NotBuffered, NothingBuffered, UnreadableItem
 from celery_sagas.stores.aggregates import Buffers
-from celery_sagas.stores.items import Item, ItemState
+from celery_sagas.stores.items import Counts, Item, ItemState
 from celery_sagas.worker.aggregators.flushes import add_items, publish_flush
 from celery_sagas.worker.headers import is_name
 from celery_sagas.worker.runtime import Runtime
@@ -76,7 +76,14 @@ class AggregatorClient:
 
     def count(self, group: Any) -> int:
         """Count the buffered items."""
-        return self._buffers.count(self._definition.name, None if group is None else _text(group)).buffered
+        return self._counts(group).buffered
+
+    def count_readable(self, group: Any) -> int:
+        """Count the buffered items without the unreadable ones, which no flush takes."""
+        return self._counts(group).resolved
+
+    def _counts(self, group: Any) -> Counts:
+        return self._buffers.count(self._definition.name, None if group is None else _text(group))
 
     def groups(self) -> Iterator[str]:
         """Return the groups that have items."""

@@ -8,7 +8,7 @@ import pytest
 from celery_sagas.errors import ConfigurationError, UnsafeBackend
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.urls import open_backend
-from celery_sagas.testing.samples import by_key, conflict, effects, found, is_there, outgoing, send, start
+from celery_sagas.testing.samples import by_key, change, conflict, effects, found, is_there, outgoing, send, start
 
 
 def test_url_without_a_name_is_private():
@@ -67,3 +67,12 @@ def test_rows_that_are_not_due_are_not_looked_at():
     looked_at = list(backend.outbox._state.outbox.due(0))
     assert len(looked_at) == 1
     assert len(backend.outbox.claim_due("relay", 10, 1_000)) == 1
+
+
+def test_nothing_is_kept_of_values_that_no_instance_has():
+    """Otherwise it would grow with each value that was ever seen."""
+    backend = MemoryBackend("memory://", prefix="test")
+    tags = (("email", "a@example.org"),)
+    record = start(backend, tags=tags)
+    backend.sagas.update(record, change(removed_tags=tags), effects(record))
+    assert [tag for _, tag in backend.sagas._state.instances._places] == [None]  # type: ignore[attr-defined]

@@ -22,7 +22,8 @@ _INSTRUCTIONS: Final = 10_000
 def read(database: Database, work: Callable[[SqlSession], T], seconds: float) -> T:
     """Run one operation that only reads, none of whose statements may take longer than this.
 
-    MySQL ends what runs, and not a wait for a table that another has locked: ``answer_timeout`` does.
+    MySQL ends what runs, and not a wait for a table that another has locked: ``answer_timeout`` does. In a transaction of
+    Django's on PostgreSQL there is no limit: it would be that of all its later statements.
 
     Raises:
         StoreUnavailable: One took longer; the connection stays in use.
@@ -74,12 +75,13 @@ class _ReadingSession(SqlSession):
 
     def execute(self, text: str, *parameters: dict[str, object]) -> DBAPICursor:
         """Run a statement of MariaDB or MySQL, with its limit."""
-        is_mariadb = getattr(self._database.engine.dialect, "is_mariadb", False)
-        return super().execute(limited(text, self._seconds, is_mariadb=is_mariadb), *parameters)
+        return super().execute(limited(text, self._seconds), *parameters)
 
 
-def limited(select: str, seconds: float, *, is_mariadb: bool) -> str:
-    """Return the text of a ``SELECT`` with its limit. In MariaDB another limit ends the wait for a locked table."""
-    if is_mariadb:
-        return f"SET STATEMENT max_statement_time = {seconds:g}, lock_wait_timeout = {ceil(seconds)} FOR {select}"
-    return select.replace("SELECT", f"SELECT /*+ MAX_EXECUTION_TIME({ceil(seconds * 1000)}) */", 1)
+def limited(select: str, seconds: float) -> str:
+    """Return the text of a ``SELECT`` with its limit: MySQL's is a hint, and MariaDB's a comment that it alone runs.
+
+    In MariaDB another limit ends the wait for a locked table.
+    """
+    limits = f"/*M! SET STATEMENT max_statement_time = {seconds:g}, lock_wait_timeout = {ceil(seconds)} FOR */"
+    return f"{limits} {select.replace('SELECT', f'SELECT /*+ MAX_EXECUTION_TIME({ceil(seconds * 1000)}) */', 1)}"
