@@ -12,6 +12,7 @@ from sqlalchemy import Index, PrimaryKeyConstraint, UniqueConstraint
 
 from celery_sagas.stores.records import ID, KEY
 from celery_sagas.stores.sql.backend import SqlBackend
+from celery_sagas.stores.sql.connection.dialects import DIALECTS
 from celery_sagas.stores.sql.connection.statements import Build, Shape
 from celery_sagas.stores.sql.outbox import _delete_rows, _hurry_rows, _keep_rows, _read_rows
 from celery_sagas.stores.sql.sagas import postgresql
@@ -54,14 +55,15 @@ def sql() -> Iterator[SqlBackend]:
         yield backend
 
 
-def plan(sql: SqlBackend, build: Build, shape: Shape) -> Node:
+def plan(sql: SqlBackend, build: Build, shape: Shape, settings: str) -> Node:
     """Return the plan of a statement for whatever its parameters are."""
     numbers: dict[str, int] = {}
     text = sql.database.statement(build, shape).text
     numbered = re.sub(r"%\((\w+)\)s", lambda found: f"${numbers.setdefault(found[1], len(numbers) + 1)}", text)
     opened = sql.database.connections.open()
     try:
-        opened.cursor.execute("SET plan_cache_mode = force_generic_plan")
+        opened.cursor.execute(f"BEGIN; {settings or 'SELECT 1'}")
+        opened.cursor.execute("SET LOCAL plan_cache_mode = force_generic_plan")
         opened.cursor.execute(f"PREPARE planned AS {numbered}".replace("%%", "%"))
         opened.cursor.execute(f"EXPLAIN (FORMAT JSON) EXECUTE planned({', '.join(['NULL'] * len(numbers))})")
         [[found]] = opened.cursor.fetchall()
@@ -89,6 +91,8 @@ def reads_what_is_added(node: Node) -> bool:
     ("build", "shape"),
     [pytest.param(build, shape, id=f"{build.__name__}-{shape}") for build, shapes in STATEMENTS.items() for shape in shapes],
 )
-def test_it_is_found_by_an_index(sql: SqlBackend, build: Build, shape: Shape) -> None:
-    found = plan(sql, build, shape)
+@pytest.mark.parametrize("settings", ["", DIALECTS["postgresql"].plan], ids=["alone", "in a transaction"])
+def test_it_is_found_by_an_index(sql: SqlBackend, build: Build, shape: Shape, settings: str) -> None:
+    """Also with the settings of a transaction of several commits."""
+    found = plan(sql, build, shape, settings)
     assert not [node for node in nodes(found) if reads_what_is_added(node)], json.dumps(found, indent=1)
