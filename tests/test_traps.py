@@ -20,8 +20,8 @@ from tests.waiting import wait_until
 TESTS = Path(__file__).resolve().parent
 FOLDERS = [TESTS / "integration", TESTS / "benchmarks"]
 ARMING = TESTS / "integration" / "arming.py"
-#: Not an app: what a forked process runs, and what needs a package that is not installed.
-NO_APPS = frozenset({"launched", "unsafely_batched"})
+#: Not an app: what a forked process runs, a program that takes a backend, and what needs a package that is not installed.
+NO_APPS = frozenset({"launched", "lives", "unsafely_batched"})
 APPS = {path.stem: path for folder in FOLDERS for path in sorted((folder / "apps").glob("*.py")) if path.stem not in NO_APPS}
 MODULES = {str(path.relative_to(TESTS)): path for folder in FOLDERS for path in sorted(folder.rglob("*.py"))}
 BROKERS = {"rabbitmq": "pyamqp://127.0.0.1:1", "redis": "redis://127.0.0.1:1"}

@@ -172,7 +172,8 @@ def test_instance_that_completes_while_a_message_is_parked(app: Celery, worker: 
     parcels.saga.end("1")
     parcels.relay()
     worker.run()
-    assert (parcels.entries[-1].outcome, parcels.dead) == ("ignored", [])
+    outcomes = [entry.outcome for entry in parcels.entries]  # of one millisecond, perhaps
+    assert (outcomes.count("ignored"), parcels.dead) == (1, [])
 
 
 def test_next_instance_of_the_key(app: Celery, worker: Worker, parcels: Parcels) -> None:
