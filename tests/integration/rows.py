@@ -1,5 +1,7 @@
 """Rows that functions of users have written, in tables with the name of their deployment."""
 
+from typing import Any
+
 from sqlalchemy import create_engine, text
 
 from tests.integration.conftest import Deploy
@@ -11,11 +13,11 @@ from tests.integration.worker import APPS, Deployment
 POINTS = ("after insert", "before write", "after write", "after commit")
 
 
-def deploy_rows(deploy: Deploy, app: str, engine: str, broker: str) -> Deployment:
+def deploy_rows(deploy: Deploy, app: str, engine: str, broker: str, **settings: Any) -> Deployment:
     """Deploy an app, and create its tables; on Redis with the transport that loses nothing when its worker is killed."""
     is_redis = broker.startswith("redis")
-    settings = {"broker_transport_options": VISIBILITY} if is_redis else {}
-    deployment = deploy(app, broker, engine, **SOON, **settings)
+    visibility = {"broker_transport_options": VISIBILITY} if is_redis else {}
+    deployment = deploy(app, broker, engine, **SOON, **visibility, **settings)
     if is_redis:
         deployment.settings["broker_read_url"] = f"sagas-{deployment.broker}"
     deployment.script(APPS / "creating.py", app)
