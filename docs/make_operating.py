@@ -39,7 +39,7 @@ BLOCK = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.DOTALL | re.MULTILINE)
 COMMAND = re.compile(r"^\$ celery -A proj sagas (.*)\n", re.MULTILINE)
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 #: Stands on the page for each id.
-ID = "019aa0c2-5f0e-7d31-9c55-3a6f1e2b7c11"
+ID = "031elRpFDc2jNXWUEZAWzh"
 BEGUN = datetime(2026, 11, 13, 22, 10, tzinfo=UTC)
 PLACED, LATE = datetime(2026, 11, 17, 21, 40, 44, tzinfo=UTC), datetime(2026, 11, 23, 1, 9, 10, tzinfo=UTC)
 #: How many lines of what came of each instance are shown.

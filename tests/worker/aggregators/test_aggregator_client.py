@@ -41,7 +41,7 @@ class TestAdd:
         given, made = collect.add(D1, id="mqtt-7"), collect.add(D2)
 
         assert given == "mqtt-7"
-        assert UUID(made)
+        assert UUID(made).version == 4
         assert ids(app) == ["mqtt-7", made]
 
     def test_once_for_an_id(self, app: Celery) -> None:
