@@ -38,8 +38,9 @@ DOCS = Path(__file__).resolve().parent
 BLOCK = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.DOTALL | re.MULTILINE)
 COMMAND = re.compile(r"^\$ celery -A proj sagas (.*)\n", re.MULTILINE)
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+TIME_ORDERED_ID = re.compile(r"\b0[0-9A-Za-z]{21}\b")
 #: Stands on the page for each id.
-ID = "031elRpFDc2jNXWUEZAWzh"
+ID, MESSAGE_ID = "031elRpFDc2jNXWUEZAWzh", "3f1c9a52-8d40-4b7e-a6f1-0c2d5e8b9a17"
 BEGUN = datetime(2026, 11, 13, 22, 10, tzinfo=UTC)
 PLACED, LATE = datetime(2026, 11, 17, 21, 40, 44, tzinfo=UTC), datetime(2026, 11, 23, 1, 9, 10, tzinfo=UTC)
 #: How many lines of what came of each instance are shown.
@@ -160,7 +161,7 @@ class Night:
             if done.exit_code not in (0, 1, 3):
                 raise RuntimeError(f"{words}: {done.output}") from done.exception
             printed = done.output
-        lines = UUID.sub(ID, printed).splitlines(keepends=True)
+        lines = TIME_ORDERED_ID.sub(ID, UUID.sub(MESSAGE_ID, printed)).splitlines(keepends=True)
         if words.startswith("each") and len(lines) > LONGEST:
             lines[4:-1] = ["…\n"]
         return f"$ celery -A proj sagas {words}\n{''.join(lines)}"
@@ -226,7 +227,7 @@ class Night:
     def _write(self, number: str, pending: str = "", removed_tags: tuple[tuple[str, str], ...] = ()) -> str:
         """Commit an order as it is, with a message that is not published; return the id of its row."""
         record, attempt = self._read(number)
-        row = Outgoing(row_id(attempt, 0), "sent", ID, "billing.charge", "{}", 0)
+        row = Outgoing(row_id(attempt, 0), "sent", MESSAGE_ID, "billing.charge", "{}", 0)
         change = Change(("order",), record.schema_version, record.data, pending or record.pending, removed_tags=removed_tags)
         effects = Effects(entry(record, attempt=attempt), (row,), "process", 60_000)
         runtime_of(self._app).backend.sagas.update(record, change, effects)
