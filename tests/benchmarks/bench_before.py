@@ -2,8 +2,6 @@
 
 import os
 import statistics
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -12,7 +10,8 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from tests import redis_servers, servers
-from tests.benchmarks.conftest import APPS, Report
+from tests.benchmarks.conftest import Report
+from tests.benchmarks.living import block, living
 
 BEFORE, NOW = os.environ.get("CELERY_SAGAS_TEST_BEFORE", ""), str(Path(__file__).resolve().parents[2])
 #: Lives in a row, and how often each version lives them, in turn; the first time warms up.
@@ -25,13 +24,13 @@ TARGET = 1.03
 def test_a_step_against_one_before(report: Report, tmp_path: Path, engine: str) -> None:
     """Both are alive in databases of one server, in turn."""
     with _urls(engine, tmp_path) as urls, ExitStack() as stack:
-        before, now = (stack.enter_context(_living(code, url)) for code, url in zip((BEFORE, NOW), urls, strict=True))
+        before, now = (stack.enter_context(living(code, url)) for code, url in zip((BEFORE, NOW), urls, strict=True))
         blocks: list[tuple[float, float]] = []
         for number in range(BLOCKS + 1):
             if number % 2:
-                was, it_is = _block(before), _block(now)
+                was, it_is = block(before, LIVES).median, block(now, LIVES).median
             else:
-                it_is, was = _block(now), _block(before)
+                it_is, was = block(now, LIVES).median, block(before, LIVES).median
             blocks.append((was, it_is))
         if engine == "postgresql":
             hot_before, hot = map(_hot_share, urls)
@@ -41,32 +40,11 @@ def test_a_step_against_one_before(report: Report, tmp_path: Path, engine: str) 
                 ">= 0.9 of it",
                 hot >= 0.9 * hot_before,
             )
-    was, it_is = (statistics.median(times) * 1e6 / 4 for times in zip(*blocks[1:], strict=True))
+    was, it_is = (statistics.median(times) * 1e6 for times in zip(*blocks[1:], strict=True))
     ratio = statistics.median(it_is / was for was, it_is in blocks[1:])
     report(
         f"step against one before, {engine}", f"{ratio:.3f}  ({it_is:.0f} against {was:.0f} µs)", f"<= {TARGET}", ratio <= TARGET
     )
-
-
-@contextmanager
-def _living(code: str, url: str) -> Iterator[subprocess.Popen[str]]:
-    """Start a process with this version's code."""
-    command = [sys.executable, str(APPS / "lives.py"), url]
-    environment = {**os.environ, "PYTHONPATH": code}
-    with subprocess.Popen(
-        command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=code
-    ) as process:
-        yield process
-        process.communicate()
-
-
-def _block(process: subprocess.Popen[str]) -> float:
-    """Return the median time of its lives. Seconds."""
-    assert process.stdin
-    assert process.stdout
-    process.stdin.write(f"{LIVES}\n")
-    process.stdin.flush()
-    return float(process.stdout.readline())
 
 
 def _hot_share(url: str) -> float:

@@ -2,6 +2,7 @@
 
 import os
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -22,6 +23,7 @@ from celery_sagas.testing.samples import effects, new_record
 from celery_sagas.worker.runtime import close_runtime, runtime_of
 from tests import servers
 from tests.benchmarks.conftest import Report
+from tests.benchmarks.living import block, living
 
 SIZE = int(os.environ.get("CELERY_SAGAS_TEST_LISTED", "1000000"))
 #: How many are inserted at once, in which time; a page; the pages before the deep one; how often each is read.
@@ -31,6 +33,9 @@ STATUSES = ("new", "paid", "packed", "sent", "lost")
 HANDLED, TIMEOUTS = 50, 20
 #: Milliseconds.
 BAR, COUNT_BAR, SHOW_BAR = 50, 20, 30
+#: A page, and a count, as often as four who follow ask, beside the steps of so many lives, which are lived so often without and with them.
+LOOKS_EVERY_S, LIVES, BLOCKS = 0.25, 500, 21
+CODE = str(Path(__file__).resolve().parents[2])
 
 
 class Watched(Saga, correlate_by="name"):
@@ -78,6 +83,32 @@ def test_pages_of_a_million(report: Report, tmp_path: Path, engine: str) -> None
         for what, (bar, read) in reads.items():
             median, worst = _milliseconds(read)
             report(f"{what} of {SIZE:,}, {engine}", f"{median:.2f} ms, 95 % in {worst:.2f}", f"< {bar} ms", worst < bar)
+        if engine != "memory":
+            _report_beside(report, app, engine)
+
+
+def _report_beside(report: Report, app: Celery, engine: str) -> None:
+    """Report what pages cost those who commit meanwhile, from another process."""
+    instances, blocks = runtime_of(app).backend.instances, list[tuple[float, float]]()
+
+    def look() -> None:
+        while not is_over.wait(LOOKS_EVERY_S):
+            instances.page("order", LIMIT)
+            instances.count("order", 10_001)
+
+    with living(CODE, app.conf.saga_backend, app.conf.saga_prefix) as process:
+        block(process, LIVES)
+        for _ in range(BLOCKS):
+            alone, is_over = block(process, LIVES).worst, threading.Event()
+            looking = threading.Thread(target=look)
+            looking.start()
+            blocks.append((alone, block(process, LIVES).worst))
+            is_over.set()
+            looking.join()
+    ratio = statistics.median(beside / alone for alone, beside in blocks)
+    alone, beside = (statistics.median(times) * 1_000 for times in zip(*blocks, strict=True))
+    figure = f"{ratio:.2f}  ({beside:.2f} against {alone:.2f} ms)"
+    report(f"99 % of steps beside a page every {LOOKS_EVERY_S} s, {engine}", figure, "<= 1.10", ratio <= 1.1)
 
 
 @contextmanager
