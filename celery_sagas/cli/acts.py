@@ -5,13 +5,14 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple, Self, TypeVar
+from typing import Any, Final, NamedTuple, Self
 
 import click
 
 from celery_sagas.cli import tables
 from celery_sagas.cli.addresses import lookup_for, suggesting
 from celery_sagas.cli.app import opened, saga_named
+from celery_sagas.cli.options import Command, adding
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.acts.acting import REASON_CHARACTERS, Done
 from celery_sagas.errors import InvalidState
@@ -22,8 +23,6 @@ from celery_sagas.operate.operator import Operator
 from celery_sagas.operate.patching import NOTHING, finite, patched, restored
 from celery_sagas.operate.redact import redacted
 from celery_sagas.worker.runtime import Runtime
-
-Command = TypeVar("Command", bound=Callable[..., object])
 
 #: What a file of a state may have at most, in characters.
 _FILE: Final = 100_000_000
@@ -39,13 +38,7 @@ JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def _about(words: str) -> Callable[[Command], Command]:
     """Return a decorator that adds what each act is given; the words name the instance, and what it is about."""
     argument = click.argument("words", nargs=-1, required=True, metavar=words)
-
-    def add(command: Command) -> Command:
-        for each in (JSON, DRY_RUN, _VERSION, ACTOR, REASON, _BY, _ID, argument):
-            command = each(command)
-        return command
-
-    return add
+    return adding(argument, _ID, _BY, REASON, ACTOR, _VERSION, DRY_RUN, JSON)
 
 
 class _Given(NamedTuple):

@@ -11,9 +11,10 @@ import click
 from celery import Celery
 
 from celery_sagas.cli import tables
-from celery_sagas.cli.acts import ACTOR, JSON, REASON, Command, operator_for
+from celery_sagas.cli.acts import ACTOR, JSON, REASON, operator_for
 from celery_sagas.cli.ages import milliseconds
 from celery_sagas.cli.app import opened, unknown_saga, unknown_task
+from celery_sagas.cli.options import adding
 from celery_sagas.cli.revealing import operator_to_reveal, revealing
 from celery_sagas.clock import time_s
 from celery_sagas.errors import SagaError, StoreUnavailable
@@ -40,11 +41,8 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object in
 _JSON_OF_EACH = click.option("--json", "as_json", is_flag=True, help="One JSON object in each line: what has come of each.")
 
 
-def _acting(command: Command) -> Command:
-    """Add what acts on dead letters are given."""
-    for each in (_JSON_OF_EACH, ACTOR, REASON, _SINCE, _ERROR, _SAGA, _TASK, _ALL, _IDS):
-        command = each(command)
-    return command
+#: Adds what acts on dead letters are given.
+_acting = adding(_IDS, _ALL, _TASK, _SAGA, _ERROR, _SINCE, REASON, ACTOR, _JSON_OF_EACH)
 
 
 class _Wanted(NamedTuple):

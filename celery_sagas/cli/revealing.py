@@ -1,25 +1,18 @@
 """``--reveal``: what is hidden is shown to operators who say why."""
 
-from collections.abc import Callable
-from typing import Any, TypeVar
-
 import click
 
 from celery_sagas.cli.acts import ACTOR, operator_for
+from celery_sagas.cli.options import adding
 from celery_sagas.operate.operator import Operator
 from celery_sagas.worker.runtime import Runtime
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-_REVEAL = click.option("--reveal", is_flag=True, help="Show what is hidden, too; it needs --reason, and is in the audit.")
-_REASON = click.option("--reason", metavar="TEXT", help="With --reveal: why. The audit keeps it.")
-
-
-def revealing(command: Command) -> Command:
-    """Add the options with which a command reveals what is hidden."""
-    for each in (ACTOR, _REASON, _REVEAL):
-        command = each(command)
-    return command
+#: Adds the options with which a command reveals what is hidden.
+revealing = adding(
+    click.option("--reveal", is_flag=True, help="Show what is hidden, too; it needs --reason, and is in the audit."),
+    click.option("--reason", metavar="TEXT", help="With --reveal: why. The audit keeps it."),
+    ACTOR,
+)
 
 
 def operator_to_reveal(runtime: Runtime, actor: str | None, reason: str | None) -> tuple[Operator, str]:

@@ -1,13 +1,14 @@
 """The options that choose instances: by an index, and by their states, which are read."""
 
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
 import click
 
 from celery_sagas.cli import tables
 from celery_sagas.cli.addresses import value_of
 from celery_sagas.cli.ages import milliseconds
+from celery_sagas.cli.options import adding
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.errors import UnreadableState
 from celery_sagas.operate.choosing import Selection, matching
@@ -15,9 +16,8 @@ from celery_sagas.operate.where import where_of
 from celery_sagas.stores.instances import Glance
 from celery_sagas.worker.runtime import Runtime
 
-Command = TypeVar("Command", bound=Callable[..., object])
-
-_OPTIONS = (
+#: Adds the options of ``selection_of``, and ``--scan``, to a command.
+choices = adding(
     click.option("--by", metavar="FIELD=VALUE", help="Only instances with this value of a field in search_by."),
     click.option("--paused", is_flag=True, help="Only instances that an operator has paused."),
     click.option(
@@ -44,13 +44,6 @@ _OPTIONS = (
         help="How many --where looks at, at most.",
     ),
 )
-
-
-def choices(command: Command) -> Command:
-    """Add the options of ``selection_of``, and ``--scan``."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
 
 
 def selection_of(*, by: str | None, idle: int | None, late: int | None, **options: Any) -> Selection:
