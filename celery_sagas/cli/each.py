@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TextIO
@@ -24,6 +25,7 @@ from celery_sagas.errors import SagaError, SagaNotFound
 from celery_sagas.operate.choosing import Selection
 from celery_sagas.operate.instance import OperatedInstance
 from celery_sagas.operate.operator import Operator
+from celery_sagas.stores.instances import Glance
 from celery_sagas.stores.records import ID
 
 #: How many instances one command acts on at most, unless it reindexes: all of a saga may need that.
@@ -31,13 +33,13 @@ _MOST: Final = 100_000
 #: Seconds between two lines about the progress.
 _PROGRESS_S: Final = 2.0
 #: What is done to each, given the reason and the name of what comes or is skipped.
-_VERBS: Final[Mapping[str, Callable[[OperatedInstance, str, str], Done]]] = {
-    "pause": lambda instance, reason, _: instance.pause(reason),
-    "resume": lambda instance, reason, _: instance.resume(reason),
-    "terminate": lambda instance, reason, _: instance.terminate(reason),
+_VERBS: Final[Mapping[str, Callable[..., Done]]] = {
+    "pause": lambda instance, reason, what: instance.pause(reason),
+    "resume": lambda instance, reason, what: instance.resume(reason),
+    "terminate": lambda instance, reason, what: instance.terminate(reason),
     "fire": lambda instance, reason, what: instance.fire(what, reason),
     "skip": lambda instance, reason, what: instance.skip(what, reason),
-    "reindex": lambda instance, reason, _: instance.reindex(reason),
+    "reindex": lambda instance, reason, what: instance.reindex(reason),
 }
 _WITH_NAME: Final = ("fire", "skip")
 _UNLIMITED: Final = ("reindex",)
@@ -86,29 +88,27 @@ def act_on_each(
     if (what is not None) != (verb in _WITH_NAME):
         raise click.UsageError(f"{verb} takes {'the NAME of a timeout' if verb in _WITH_NAME else 'no NAME'}")
     selection = selection_of(**chosen)
-    if given is not None and selection != Selection():
-        raise click.UsageError("--from names the instances: no other option chooses")
-    if given is not None and failed_to is not None and _is_same(given.name, failed_to.name):
-        raise click.UsageError("--failed-to would overwrite the file of --from")
+    _check_files(selection, given, failed_to)
     with opened(context) as runtime:
         saga = saga_named(name)
         operator = _in_batch(operator_for(runtime, actor, reason, dry_run=dry_run), batch)
         scan = Scan(runtime, saga, selection, scanned)
-        found = (glance.id for glance in scan.find()) if given is None else _read(given, saga)
-        ids = list(dict.fromkeys(found if verb in _UNLIMITED else _few(found)))
+        ids = _ids(verb, scan.find(), given, saga)
         scan.tell()
         _agree(verb, saga, len(ids), expect, dry_run)
-        if failed_to is not None:
-            failed_to.write("")  # click opens it now: what an earlier run has written is gone
-        run = _Run(operator, saga, lambda instance: _VERBS[verb](instance, reason, what or ""), failed_to, as_json=as_json)
-        try:
-            with _interruptible(run):
-                run.act_on(ids, per_second)
-        finally:
-            is_whole = run.report(len(ids))
+        act = partial(_VERBS[verb], reason=reason, what=what or "")
+        run = _Run(operator, saga, act, failed_to, as_json=as_json, is_first=not batch)
+        is_whole = run.act_on(ids, per_second)
     if not is_whole:
         raise click.exceptions.Exit(1)
     scan.end()
+
+
+def _check_files(selection: Selection, given: TextIO | None, failed_to: TextIO | None) -> None:
+    if given is not None and selection != Selection():
+        raise click.UsageError("--from names the instances: no other option chooses")
+    if given is not None and failed_to is not None and _is_same(given.name, failed_to.name):
+        raise click.UsageError("--failed-to would overwrite the file of --from")
 
 
 def _in_batch(operator: Operator, batch: str | None) -> Operator:
@@ -116,6 +116,12 @@ def _in_batch(operator: Operator, batch: str | None) -> Operator:
         return replace(operator, batch=batch or time_ordered_id())
     except ValueError as exc:
         raise click.BadParameter(tables.line(str(exc)), param_hint="--batch") from exc
+
+
+def _ids(verb: str, chosen: Iterator[Glance], given: TextIO | None, saga: SagaDefinition) -> list[str]:
+    """Return the ids of the instances that are meant: of the chosen ones, or those in a file, each once."""
+    found = (glance.id for glance in chosen) if given is None else _read(given, saga)
+    return list(dict.fromkeys(found if verb in _UNLIMITED else _few(found)))
 
 
 def _is_same(name: str, other: str) -> bool:
@@ -160,17 +166,29 @@ class _Run:
         failed_to: TextIO | None,
         *,
         as_json: bool,
+        is_first: bool,
     ) -> None:
         self._operator = operator
         self._saga = saga
         self._act = act
         self._failed_to = failed_to
         self._as_json = as_json
+        self._is_first = is_first
         self._done = self._idle = self._failed = self._gone = 0
         self.is_stopped = False
 
-    def act_on(self, ids: list[str], per_second: float | None) -> None:
-        """Act on each, until it is stopped; say how far it is."""
+    def act_on(self, ids: list[str], per_second: float | None) -> bool:
+        """Act on each, until it is stopped, and say what has come of it; return whether there is nothing left."""
+        if self._failed_to is not None:
+            self._failed_to.write("")  # click opens it now: what an earlier run has written is gone
+        try:
+            with _interruptible(self):
+                self._act_on_each(ids, per_second)
+        finally:
+            is_whole = self._report(len(ids))
+        return is_whole
+
+    def _act_on_each(self, ids: list[str], per_second: float | None) -> None:
         began = told_at = time.monotonic()
         for number, id in enumerate(ids):
             if per_second is not None:
@@ -186,7 +204,7 @@ class _Run:
         while not self.is_stopped and (left := at - time.monotonic()) > 0:
             time.sleep(min(left, 0.1))  # Ctrl-C does not end it
 
-    def report(self, count: int) -> bool:
+    def _report(self, count: int) -> bool:
         """Say what has come of it, and how to go on; return whether there is nothing left."""
         counted = self._done + self._idle + self._failed + self._gone
         plan = " (a dry run: nothing was written)" if self._operator.dry_run else ""
@@ -201,7 +219,7 @@ class _Run:
 
     def _one(self, id: str) -> None:
         try:
-            done = self._act(OperatedInstance(self._operator, self._saga, lookup_in(self._saga, ID, id)))
+            done = self._act(OperatedInstance(self._operator, self._saga, lookup_in(self._saga, ID, id), self._is_first))
         except SagaNotFound:  # it has ended meanwhile
             self._gone += 1
             return

@@ -1,6 +1,6 @@
 """The options that choose instances: by an index, and by their states, which are read."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Any
 
 import click
@@ -78,12 +78,12 @@ class Scan:
         self._most = most
         self._looked_at = 0
         self._last: Glance | None = None
-        self._cut = set[str]()
+        self._cut: Set[str] = frozenset()
         self._is_cut = self._has_failed = False
 
     def find(self) -> Iterator[Glance]:
         """Yield those that are found."""
-        chosen = self._selection.chosen(self._backend, self._saga, self._cut)
+        chosen, self._cut = self._selection.chosen(self._backend, self._saga)
         if self._test is None:
             yield from chosen
             return

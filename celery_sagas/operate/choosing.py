@@ -3,10 +3,10 @@
 These are found by indexes. For which of them an expression holds is found out by reading their states.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
-from typing import Final
+from typing import Final, NamedTuple
 
 from celery_sagas.core.codec import decode
 from celery_sagas.core.pending import PAUSED
@@ -56,23 +56,27 @@ class Selection:
         if len(given) > 1:
             raise TypeError(f"choose by one of these: {', '.join(given)}")
 
-    def chosen(self, backend: Backend, saga: SagaDefinition, cut: set[str] | None = None) -> Iterator[Glance]:
+    def chosen(self, backend: Backend, saga: SagaDefinition) -> "Chosen":
         """Return the chosen instances of a saga, read in pages by an index, whatever their states are.
-
-        Args:
-            backend: Stores them.
-            saga: Their saga.
-            cut: What says that there may be more is added.
 
         Raises:
             DefinitionError: The saga is not listed by this field.
             CorrelationError: The value is none of the field's.
         """
         if self.late_ms is not None:
-            return late_in(backend, saga, backend.outbox.time() - self.late_ms, set() if cut is None else cut)
+            rows = LateRows(backend, backend.outbox.time() - self.late_ms)
+            return Chosen(_late_in(backend, saga, rows), rows.cut)
         if self.idle_ms is not None:
-            return idle_for(backend, saga, backend.outbox.time() - self.idle_ms)
-        return glances(backend, saga, PAUSED if self.paused else tag_of(saga, self.by), oldest_first=self.oldest_first)
+            return Chosen(idle_for(backend, saga, backend.outbox.time() - self.idle_ms))
+        tag = PAUSED if self.paused else tag_of(saga, self.by)
+        return Chosen(glances(backend, saga, tag, oldest_first=self.oldest_first))
+
+
+class Chosen(NamedTuple):
+    """The chosen instances of a saga."""
+
+    found: Iterator[Glance]
+    cut: Set[str] = frozenset()  #: once all are found: of what there may be more
 
 
 def idle_for(backend: Backend, saga: SagaDefinition, before: int) -> Iterator[Glance]:
@@ -97,11 +101,11 @@ def matching(backend: Backend, saga: SagaDefinition, found: Iterator[Glance], te
             yield exc
 
 
-def late_in(backend: Backend, saga: SagaDefinition, before: int, cut: set[str]) -> Iterator[Glance]:
-    """Yield the instances that wait for a timeout or a deadline that was due before a time, each once: as ``late_rows`` does."""
-    rows = (row for row in late_rows(backend, before, cut) if row.kind != "sent" and row.instance_id and saga_of(row) == saga)
+def _late_in(backend: Backend, saga: SagaDefinition, rows: "LateRows") -> Iterator[Glance]:
+    """Yield the instances that wait for a timeout or a deadline that is late, each once."""
+    due = (row for row in rows if row.kind != "sent" and row.instance_id and saga_of(row) == saga)
     found = set[str]()
-    while page := list(islice(rows, _PAGE)):
+    while page := list(islice(due, _PAGE)):
         read = read_records(backend, saga, list({row.instance_id for row in page} - found))
         for row in page:
             record = read.get(row.instance_id)
@@ -122,27 +126,39 @@ def _damaged(saga: SagaDefinition, row: OutboxGlance) -> Glance:
     return Glance(row.instance_id, saga.name, "", 0, 0, 0, None, 0, 0)
 
 
-def late_rows(backend: Backend, before: int, cut: set[str]) -> Iterator[OutboxGlance]:
-    """Yield the messages that were published before a time and not handled, could not be, or that no relay has taken since.
+class LateRows:
+    """The messages that were published before a time and not handled, could not be, or that no relay has taken since.
 
     Args:
         backend: Has them in its outbox.
         before: Milliseconds since the epoch.
-        cut: What says that there may be more is added.
     """
-    after = ""
-    for _ in range(LOOKED_AT // MOST):
-        page = backend.outbox.tried(before, MOST, after)
-        yield from page
-        if not page:
-            break
-        after = page[-1].place
-    else:
-        cut.add("tried")
-    untried = backend.outbox.overdue(before, MOST)
-    yield from untried
-    if len(untried) == MOST:
-        cut.add("untried")
+
+    def __init__(self, backend: Backend, before: int) -> None:
+        self._outbox = backend.outbox
+        self._before = before
+        self._cut = set[str]()
+
+    @property
+    def cut(self) -> Set[str]:
+        """Once they were iterated over: of which of them there may be more."""
+        return self._cut
+
+    def __iter__(self) -> Iterator[OutboxGlance]:
+        """Yield them, read in pages."""
+        after = ""
+        for _ in range(LOOKED_AT // MOST):
+            page = self._outbox.tried(self._before, MOST, after)
+            yield from page
+            if not page:
+                break
+            after = page[-1].place
+        else:
+            self._cut.add("tried")
+        untried = self._outbox.overdue(self._before, MOST)
+        yield from untried
+        if len(untried) == MOST:
+            self._cut.add("untried")
 
 
 def saga_of(row: OutboxGlance) -> SagaDefinition | None:

@@ -58,6 +58,7 @@ class OperatedInstance:
     _operator: Actor
     saga: SagaDefinition
     lookup: Lookup
+    _is_first: bool = False  #: whether nothing was done to it before in the operator's batch
 
     def show(self) -> dict[str, Any] | None:
         """Return what is known of it, redacted: what ``celery sagas show --json`` prints; ``None`` if it is gone.
@@ -264,7 +265,8 @@ class OperatedInstance:
         operator = self._operator
         is_once = bool(operator.batch) and about is not None
         id = derived_id(operator.batch, json.dumps([verb, about], default=str)) if is_once else str(uuid4())
-        act = Act(verb, operator.actor, checked_text("reason", reason, REASON_CHARACTERS), id, may_be_done=is_once)
+        may_be_done = is_once and not self._is_first
+        act = Act(verb, operator.actor, checked_text("reason", reason, REASON_CHARACTERS), id, may_be_done=may_be_done)
         services = self._runtime.services_of(self.saga)
         done = perform(services, self.saga, self.lookup, act, plan, expected_version=expected_version, dry_run=operator.dry_run)
         if done.changed:

@@ -1,7 +1,7 @@
 """The operator: a person, or a program in the place of one, who looks at instances and acts on them."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from difflib import get_close_matches
 from functools import partial
 from itertools import chain
@@ -109,8 +109,8 @@ class Operator(Actor):
         )
         runtime = runtime_of(self.app)
         backend = runtime.backends.of(definition)
-        cut = set[str]()
-        chosen = chain(selection.chosen(backend, definition, cut), _warn(definition.name, cut))
+        listed, cut = selection.chosen(backend, definition)
+        chosen = chain(listed, _warn(definition.name, cut))
         test = where_of(definition, where, runtime.settings.hidden) if where else None
         found = chosen if test is None else matching(backend, definition, chosen, test)
         return map(partial(self._found, definition), found)  # unlike a generator, it goes on after an error
@@ -194,7 +194,7 @@ def _milliseconds(name: str, delay: Delay | None) -> int | None:
     return None if delay is None else int(seconds_of(name, delay) * 1000)
 
 
-def _warn(saga: str, cut: set[str]) -> Iterator[Glance]:
+def _warn(saga: str, cut: Set[str]) -> Iterator[Glance]:
     """Warn once all are found, if not all could be looked at."""
     if cut:
         logger.warning("There may be more late instances of %s: not all messages that are overdue were looked at", saga)

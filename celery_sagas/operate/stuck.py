@@ -11,7 +11,7 @@ from celery_sagas.core.registry import registry
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.listing import glances
 from celery_sagas.errors import UnreadableState
-from celery_sagas.operate.choosing import LOOKED_AT, idle_for, late_rows, saga_of, waiting_with
+from celery_sagas.operate.choosing import LOOKED_AT, LateRows, idle_for, saga_of, waiting_with
 from celery_sagas.operate.explain import LATE_MS, Verdict, explain
 from celery_sagas.operate.facts import Facts, due_of, is_left_alone
 from celery_sagas.operate.groups import GROUPED, grouped
@@ -116,7 +116,8 @@ class Look:
     def _of_rows(self, now: int) -> Iterator[Trouble]:
         """Yield the messages that were not handled for long, cannot be published, or that no relay has taken."""
         keys, waiting, shown, told = dict[str, str](), set[str](), Counter[tuple[str, str]](), set[tuple[str, str]]()
-        for row in late_rows(self.backend, now - self.late_ms, self.cut):
+        rows = LateRows(self.backend, now - self.late_ms)
+        for row in rows:
             saga = saga_of(row)
             kind = saga.name if saga else "", _verdict_of(row)
             about = row.instance_id, kind[1]
@@ -128,6 +129,7 @@ class Look:
                 shown[kind] += 1
                 told |= {about} if row.instance_id else set()
                 yield trouble
+        self.cut.update(rows.cut)
 
     def _of_row(
         self, row: OutboxGlance, saga: SagaDefinition | None, now: int, keys: dict[str, str], waiting: set[str]

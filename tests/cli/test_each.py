@@ -204,6 +204,22 @@ class TestBatch:
         assert "3 done" in run(app, *fire, "--expect", "4").output
         assert len(actions(app)) == 6
 
+    def test_earlier_act_is_looked_for_only_in_an_earlier_batch(
+        self, app: Celery, order: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sagas = type(backend_of(app).sagas)
+        find, looked_for = sagas.find, list[Any]()
+
+        def noting(self: Any, lookup: Any, handling: Any = None) -> Any:
+            looked_for.append(handling)
+            return find(self, lookup, handling)
+
+        monkeypatch.setattr(sagas, "find", noting)
+        run(app, "each", "pause", "order", "--expect", "4", *WHY)
+        assert looked_for == [None] * 4
+        run(app, "each", "resume", "order", "--expect", "4", "--batch", "INC-881", *WHY)
+        assert [each is None for each in looked_for[4:]] == [True, False] * 4
+
     def test_is_named_also_if_it_ends_at_once(self, app: Celery, order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         def interrupted(self: OperatedInstance, reason: str) -> Done:
             raise KeyboardInterrupt

@@ -33,6 +33,7 @@ OPERATOR: Final = "(operator)"
 #: How many characters of the operator's name, and of the reason, are kept.
 ACTOR_CHARACTERS: Final = 200
 REASON_CHARACTERS: Final = 2_000
+_DONE_BEFORE: Final = "it was done before"
 
 
 class Act(NamedTuple):
@@ -207,33 +208,46 @@ def perform(
         raise no_audit(backend.url, f"what operators do to {saga.cls.__qualname__}")
     while True:
         subject = _found(services, saga, lookup, act)
-        record = subject.record
         if act.may_be_done and (entry := _find_entry(backend, subject)):
             if not dry_run:
                 _hurry(backend, entry)
-            return Done(saga.name, record.key, record.id, record.version, False, "it was done before")
-        if expected_version is not None and record.version != expected_version:
-            problem = f"{subject.name} has version {record.version}, and {expected_version} was expected"
-            raise MisuseError(problem, "See what has changed it, and decide again")
+            return _done(subject, Plan(None, _DONE_BEFORE))
+        _check_version(subject, expected_version)
         planned = plan(subject)
-        known = (record.key, record.id, record.version, False, planned.text)
-        done = Done(saga.name, *known, before=planned.before, after=planned.after)
+        done = _done(subject, planned)
         if planned.commit is None or dry_run:
             return done._replace(planned=planned.commit is not None)
-        called_at = time.monotonic()
         try:
-            planned.commit.perform(backend)
+            return _commit(services, planned.commit, done)
         except RevisionConflict as conflict:
             if conflict.reason == "unique" and isinstance(planned.commit, Update):
-                refuse_taken_keys(backend.sagas, saga, record.id, planned.commit.change.added_keys)
+                refuse_taken_keys(backend.sagas, saga, done.id, planned.commit.change.added_keys)
             conflicts.wait(conflict)
-        except AlreadyHandled:
-            return done._replace(text="it was done before")
-        else:
-            effects = planned.commit.effects
-            services.dispatcher.dispatch(effects.outgoing, called_at)
-            _hurry(backend, effects.entry)
-            return done._replace(version=effects.entry.version, changed=True)
+
+
+def _check_version(subject: Subject, expected: int | None) -> None:
+    if expected is not None and subject.record.version != expected:
+        problem = f"{subject.name} has version {subject.record.version}, and {expected} was expected"
+        raise MisuseError(problem, "See what has changed it, and decide again")
+
+
+def _done(subject: Subject, planned: Plan) -> Done:
+    """Return what has come of an act that has written nothing yet."""
+    record = subject.record
+    known = (subject.saga.name, record.key, record.id, record.version, False, planned.text)
+    return Done(*known, before=planned.before, after=planned.after)
+
+
+def _commit(services: Services, commit: Commit, done: Done) -> Done:
+    """Commit an act, and send its messages; return what has come of it."""
+    called_at = time.monotonic()
+    try:
+        commit.perform(services.backend)
+    except AlreadyHandled:
+        return done._replace(text=_DONE_BEFORE)
+    services.dispatcher.dispatch(commit.effects.outgoing, called_at)
+    _hurry(services.backend, commit.effects.entry)
+    return done._replace(version=commit.effects.entry.version, changed=True)
 
 
 def _find_entry(backend: Backend, subject: Subject) -> Entry | None:
