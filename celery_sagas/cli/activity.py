@@ -34,6 +34,7 @@ _CALLS: Final = 100
 )
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="The newest, at most.")
 @click.option("--follow", "follows", is_flag=True, help="Then show what comes, the newest last, until Ctrl-C.")
+@tables.LOCAL
 @click.option("--json", "as_json", is_flag=True, help="One JSON object in each line.")
 @click.pass_context
 def activity(

@@ -43,6 +43,7 @@ def aggregates() -> None:
 @aggregates.command("list")
 @click.argument("name", required=False)
 @_LIMIT
+@tables.LOCAL
 @_JSON
 @click.pass_context
 def list_buffers(context: click.Context, name: str | None, limit: int, as_json: bool) -> None:
@@ -59,6 +60,7 @@ def list_buffers(context: click.Context, name: str | None, limit: int, as_json: 
 @click.argument("name")
 @click.argument("group", required=False)
 @_LIMIT
+@tables.LOCAL
 @_JSON
 @revealing
 @click.pass_context
@@ -80,6 +82,7 @@ def items(context: click.Context, /, name: str, group: str | None, limit: int, a
 @aggregates.command()
 @click.argument("name")
 @_LIMIT
+@tables.LOCAL
 @_JSON
 @revealing
 @click.pass_context

@@ -30,6 +30,7 @@ _PAGE: Final = 500
 @click.option("--actor", metavar="NAME", help="Only what this one has done.")
 @click.option("--since", callback=milliseconds, help="Of this time until now, such as 1d, 12h, 30m or 2w.")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="The newest, at most.")
+@tables.LOCAL
 @click.option("--json", "as_json", is_flag=True, help="One JSON object in each line.")
 @click.pass_context
 def audit(

@@ -81,6 +81,7 @@ def dead() -> None:
 @_ERROR
 @_SINCE
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="How many, at most.")
+@tables.LOCAL
 @_JSON
 @click.pass_context
 def list_dead_letters(context: click.Context, /, limit: int, as_json: bool, **wanted: Any) -> None:
@@ -102,6 +103,7 @@ def list_dead_letters(context: click.Context, /, limit: int, as_json: bool, **wa
 @_SAGA
 @_ERROR
 @_SINCE
+@tables.LOCAL
 @_JSON
 @click.pass_context
 def groups(context: click.Context, /, as_json: bool, **wanted: Any) -> None:
@@ -124,6 +126,7 @@ def groups(context: click.Context, /, as_json: bool, **wanted: Any) -> None:
 @dead.command()
 @click.argument("id")
 @revealing
+@tables.LOCAL
 @JSON
 @click.pass_context
 def show(context: click.Context, /, id: str, reveal: bool, reason: str | None, actor: str | None, as_json: bool) -> None:

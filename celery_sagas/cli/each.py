@@ -58,6 +58,7 @@ _UNLIMITED: Final = ("reindex",)
 @click.option("--failed-to", type=click.File("w", encoding="utf-8"), help="Write those for which it failed into this file.")
 @click.option("--batch", metavar="ID", help="Go on with an earlier run: leave those alone on which it has acted.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and write nothing.")
+@tables.LOCAL
 @click.option("--json", "as_json", is_flag=True, help="One JSON object in each line.")
 @click.pass_context
 def act_on_each(

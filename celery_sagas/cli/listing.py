@@ -35,6 +35,7 @@ _INSTANCES: Final = ("KEY", "VERSION", "CREATED", "CHANGED", "WAITS FOR", "ID")
 @click.option("--oldest-first", is_flag=True, help="Begin with those that no message has changed for the longest time.")
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="How many, at most.")
 @click.option("--follow", "follows", is_flag=True, help="Then show each instance that is changed, until Ctrl-C.")
+@tables.LOCAL
 @click.option("--json", "as_json", is_flag=True, help="One JSON object in each line, with everything that is known.")
 @click.pass_context
 def list_instances(

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, NoReturn
 
 import click
@@ -37,6 +38,7 @@ _BLANK: Final = " "
 @click.option("--id", metavar="ID", help="The instance with this id.")
 @click.option("--by", metavar="FIELD=VALUE", help="The instance with this value of a field in also_by, or in search_by.")
 @click.option("--all", "everything", is_flag=True, help="Leave nothing out, however long it is.")
+@tables.LOCAL
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, with everything that is known.")
 @click.pass_context
 def show(
@@ -53,11 +55,10 @@ def show(
         facts = read_facts(runtime, saga, lookup)
         if facts is None:
             refuse_missing(backend, saga, lookup)
-        explanation = explain(facts)
         if as_json:
-            tables.print_json([view_of(facts, explanation, hidden)])
+            tables.print_json([view_of(facts, explain(facts), hidden)])
         else:
-            page = _Page(facts, explanation, state_of(facts, hidden), everything)
+            page = _Page(facts, explain(replace(facts, zone=tables.zone())), state_of(facts, hidden), everything)
             click.echo("\n".join(tables.line(line) if line else "" for line in page.lines()))
 
 

@@ -23,6 +23,7 @@ _BACKENDS = ("BACKEND", "DUE", "OLDEST DUE", "NOT HANDLED OR FAILED", "DEAD LETT
 
 
 @click.command()
+@tables.LOCAL
 @click.option("--json", "as_json", is_flag=True, help="One JSON object in each line: of a saga, of a backend, or of a switch.")
 @click.pass_context
 def stats(context: click.Context, as_json: bool) -> None:

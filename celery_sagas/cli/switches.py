@@ -72,6 +72,7 @@ def _switch(
 
 
 @click.command()
+@tables.LOCAL
 @click.option("--json", "as_json", is_flag=True, help="One JSON object in each line.")
 @click.pass_context
 def held(context: click.Context, as_json: bool) -> None:

@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from datetime import UTC, tzinfo
+from typing import Any, Final
 
 import click
 
-from celery_sagas.clock import LAST_MS, utc_time
+from celery_sagas.operate.spans import time_text
 
 #: The maximum number of characters of a long text in a table.
 _CELL = 60
@@ -14,6 +15,9 @@ _CELL = 60
 _WIDEST = 100
 #: Where counts stop: operators need no more, and each counts what it returns.
 COUNTED = 10_000
+
+#: Where a command's context has the zone in which it shows times.
+_ZONE: Final = f"{__name__}.zone"
 
 Row = tuple[str, ...]
 
@@ -95,5 +99,25 @@ def block(text: str) -> str:
 
 
 def time(at_ms: int) -> str:
-    """Return a time in UTC; of one that is beyond all dates, the first or the last one."""
-    return utc_time(min(max(at_ms, 0), LAST_MS)).strftime("%Y-%m-%d %H:%M:%S UTC")
+    """Return a time in the zone in which the command shows times; of one beyond all dates, the first or the last one."""
+    return time_text(at_ms, zone())
+
+
+def zone() -> tzinfo | None:
+    """Return the zone in which the command shows times; ``None``: that of this machine."""
+    context = click.get_current_context(silent=True)
+    return context.meta.get(_ZONE, UTC) if context else UTC
+
+
+def _show_local_times(context: click.Context, parameter: click.Parameter, is_local: bool) -> None:
+    context.meta[_ZONE] = None if is_local else UTC
+
+
+#: Has a command show times in the zone of this machine.
+LOCAL = click.option(
+    "--local",
+    is_flag=True,
+    expose_value=False,
+    callback=_show_local_times,
+    help="Show times in the time zone of this machine, in the place of UTC; not those of --json.",
+)

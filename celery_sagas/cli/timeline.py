@@ -22,6 +22,7 @@ _COLUMNS: Final = ("AT", "STEP", "OUTCOME", "VERSION", "SENT")
 @click.argument("key")
 @click.option("--all", "everything", is_flag=True, help="Also what other instances had handled that had this key before.")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="The newest, at most.")
+@tables.LOCAL
 @click.option("--json", "as_json", is_flag=True, help="One JSON object in each line.")
 @click.pass_context
 def timeline(context: click.Context, name: str, key: str, everything: bool, limit: int, as_json: bool) -> None:

@@ -52,6 +52,7 @@ _REASONS: Final = {
 @click.option("--by", metavar="FIELD=VALUE", help="The instance with this value of a field in also_by, or in search_by.")
 @click.option("--args", "arguments", default="{}", metavar="JSON", help="What the step is given: an object, or an array.")
 @click.option("--for", "awaited", metavar="NAME", help="Of the timeout, or the request or its task, that the message is about.")
+@tables.LOCAL
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_context
 def try_step(

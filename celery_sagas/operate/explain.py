@@ -5,11 +5,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from celery_sagas.clock import LAST_MS, utc_time
 from celery_sagas.core.requests.requests import Request
 from celery_sagas.errors import NewerState, UnreadableState
 from celery_sagas.operate.facts import Due, Facts, What, due_of, name_of
-from celery_sagas.operate.spans import span
+from celery_sagas.operate.spans import span, time_text
 from celery_sagas.stores.records import OutboxGlance
 
 #: What is due for longer than this, in milliseconds, is overdue.
@@ -162,7 +161,7 @@ def _where(facts: Facts, due: Due, row: OutboxGlance | None) -> Finding:
 def _not_handled(facts: Facts, due: Due, row: OutboxGlance) -> Finding:
     before = f" {span(facts.now - row.tried_at)} ago" if row.tried_at else ""
     what = "The next one of the series is published" if due.is_series else "It is published again"
-    when = f"at {_at(row.available_at)}" if row.available_at > facts.now else "soon"
+    when = f"at {time_text(row.available_at, facts.zone)}" if row.available_at > facts.now else "soon"
     sentence = f"It was published{before} and has not been handled: it is in a queue, or the broker has lost it. {what} {when}."
     if due.what not in (What.TIMEOUT, What.DEADLINE):
         return _found(sentence, Remedy(*_IN_WORKERS))
@@ -171,7 +170,11 @@ def _not_handled(facts: Facts, due: Due, row: OutboxGlance) -> Finding:
 
 def _not_published(facts: Facts, row: OutboxGlance, subject: str) -> Finding:
     attempts = "1 attempt has" if row.attempts == 1 else f"{row.attempts:,} attempts have"
-    again = f"The next one is at {_at(row.available_at)}." if row.available_at > facts.now else "The next one is due."
+    again = (
+        f"The next one is at {time_text(row.available_at, facts.zone)}."
+        if row.available_at > facts.now
+        else "The next one is due."
+    )
     error = row.error[:_ERROR].rstrip(".") or "an unknown error"
     sentence = f"{subject} cannot be published: {attempts} failed, the last one with: {error}. {again}"
     return _found(sentence, Remedy(*_IN_RELAYS))
@@ -224,7 +227,7 @@ def _waiting(facts: Facts, due: Sequence[Due]) -> Finding | None:
         return None
     first = due[0]
     is_ahead = first.at > facts.now
-    when = f"is due in {span(first.at - facts.now)}, at {_at(first.at)}" if is_ahead else "is due now"
+    when = f"is due in {span(first.at - facts.now)}, at {time_text(first.at, facts.zone)}" if is_ahead else "is due now"
     if first.what is What.DEADLINE:
         return _found(f"It waits for the answer of {first.name}. The deadline {when}.")
     to = f", and goes to {first.step}" if first.step not in ("", first.name) else ""
@@ -294,10 +297,6 @@ def _list(names: Iterable[str]) -> str:
     different = list(dict.fromkeys(names))
     more = f" and {len(different) - _NAMED:,} more" if len(different) > _NAMED else ""
     return f"{', '.join(different[:_NAMED])}{more}"
-
-
-def _at(ms: int) -> str:
-    return utc_time(min(ms, LAST_MS)).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _is(count: int) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, tzinfo
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
@@ -71,6 +72,7 @@ class Facts:
     members: Mapping[str, MemberOutcomes] = field(default_factory=dict)  #: of its gathers, by request
     steps: Sequence[StepDefinition] = ()  #: of the saga
     held: Sequence[Switch] = ()  #: what operators hold of the saga: itself, or steps of it
+    zone: tzinfo | None = UTC  #: in which times are said; ``None``: that of this machine
 
     @property
     def requests(self) -> list[Request]:

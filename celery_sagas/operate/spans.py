@@ -1,6 +1,9 @@
-"""Spans of time in words."""
+"""Times, and spans of time, in words."""
 
+from datetime import UTC, tzinfo
 from typing import Final
+
+from celery_sagas.clock import LAST_MS, utc_time
 
 _UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
@@ -16,3 +19,18 @@ def span(ms: int) -> str:
     whole, rest = divmod(seconds, size)
     hours = rest // 3_600 if unit == "d" else 0
     return f"{whole:,} {unit} {hours} h" if hours else f"{whole:,} {unit}"
+
+
+def time_text(at_ms: int, zone: tzinfo | None = UTC) -> str:
+    """Return a time, with the name of its zone; of one that is beyond all dates, the first or the last one.
+
+    Args:
+        at_ms: Milliseconds since the epoch.
+        zone: Its zone; ``None``: that of this machine.
+    """
+    at = utc_time(min(max(at_ms, 0), LAST_MS))
+    try:
+        shown = at.astimezone(zone)
+    except (OverflowError, ValueError):  # there it is the next year, after the last one
+        shown = at
+    return shown.strftime("%Y-%m-%d %H:%M:%S %Z")
