@@ -45,7 +45,7 @@ class _Given(NamedTuple):
     """What each act is given."""
 
     saga: str
-    key: str | None
+    key: tuple[str, ...]  #: its words; empty: it is named otherwise
     argument: str  #: behind the key; empty: it takes none
     id: str | None
     by: str | None
@@ -57,26 +57,28 @@ class _Given(NamedTuple):
 
     @classmethod
     def read(cls, words: tuple[str, ...], argument: str = "", **options: Any) -> Self:
-        """Read what a command line has; the argument is what stands behind the key.
+        """Read what a command line has; the argument is the last word, behind all words of the key.
 
         Raises:
-            UsageError: There are too many words, or too few.
+            UsageError: There are too few words, or too many for an instance that is not named by its key.
         """
         is_by_key = options["id"] is None and options["by"] is None
         wanted = ["SAGA", *["KEY"] * is_by_key, *[argument] * bool(argument)]
-        if len(words) != len(wanted):
+        if len(words) < len(wanted) or (len(words) > len(wanted) and not is_by_key):
             name = "name the instance once: by its KEY, by --id, or by --by FIELD=VALUE"
             raise click.UsageError(f"give {' '.join(wanted)}, and {name}")
-        return cls(words[0], words[1] if is_by_key else None, words[-1] if argument else "", **options)
+        saga, *rest = words
+        last = rest.pop() if argument else ""
+        return cls(saga, tuple(rest), last, **options)
 
     @property
     def which(self) -> str:
         """How the instance is named."""
-        return self.key or self.id or self.by or ""
+        return " ".join(self.key) or self.id or self.by or ""
 
 
 @click.command()
-@_about("SAGA [KEY]")
+@_about("SAGA [KEY]...")
 @click.pass_context
 def pause(context: click.Context, /, **options: Any) -> None:
     """Have all messages to an instance wait until it is resumed, also timeouts and answers.
@@ -89,7 +91,7 @@ def pause(context: click.Context, /, **options: Any) -> None:
 
 
 @click.command()
-@_about("SAGA [KEY]")
+@_about("SAGA [KEY]...")
 @click.pass_context
 def resume(context: click.Context, /, **options: Any) -> None:
     """Have a paused instance go on: the messages that waited are sent, in the order of their arrival."""
@@ -98,7 +100,7 @@ def resume(context: click.Context, /, **options: Any) -> None:
 
 
 @click.command()
-@_about("SAGA [KEY]")
+@_about("SAGA [KEY]...")
 @click.option("--leave-undone", is_flag=True, help="End it although something that it has done could be undone.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_context
@@ -118,7 +120,7 @@ def terminate(context: click.Context, /, leave_undone: bool, yes: bool, **option
 
 
 @click.command()
-@_about("SAGA [KEY]")
+@_about("SAGA [KEY]...")
 @click.option("--set", "values", multiple=True, metavar="PATH=JSON", help="Set a value, such as lines.0.count=2.")
 @click.option("--unset", "removed", multiple=True, metavar="PATH", help="Remove a value.")
 @click.option("--file", type=click.File("r", encoding="utf-8"), help="Take all fields from a JSON object.")
@@ -167,7 +169,7 @@ def _change_of(
 
 
 @click.command()
-@_about("SAGA [KEY] NAME")
+@_about("SAGA [KEY]... NAME")
 @click.pass_context
 def fire(context: click.Context, /, **options: Any) -> None:
     """Have a timeout, or the deadline of a request, come now: the first time, or again.
@@ -180,7 +182,7 @@ def fire(context: click.Context, /, **options: Any) -> None:
 
 
 @click.command()
-@_about("SAGA [KEY] NAME")
+@_about("SAGA [KEY]... NAME")
 @click.pass_context
 def skip(context: click.Context, /, **options: Any) -> None:
     """Have an instance no longer wait for a timeout, or for the answer to a request.
@@ -192,7 +194,7 @@ def skip(context: click.Context, /, **options: Any) -> None:
 
 
 @click.command()
-@_about("SAGA [KEY] REQUEST")
+@_about("SAGA [KEY]... REQUEST")
 @click.option("--value", metavar="JSON", help="The answer.")
 @click.option("--fail", metavar="TEXT", help="Instead, have the request fail, with this text.")
 @click.option("--argument", "arguments", multiple=True, metavar="NAME=JSON", help="What the step takes besides.")

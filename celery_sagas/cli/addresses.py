@@ -1,7 +1,7 @@
 """Which instance a command is about: by its key, its id, or a field."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from itertools import islice
@@ -34,30 +34,48 @@ def value_of(by: str) -> Mapping[str, str]:
     return {field: value}
 
 
-def lookup_for(backend: Backend, saga: SagaDefinition, key: str | None, id: str | None, by: str | None) -> Lookup:
-    """Return the lookup for the one instance that is named: by its key, its id, or a field.
+def lookup_for(backend: Backend, saga: SagaDefinition, key: Sequence[str], id: str | None, by: str | None) -> Lookup:
+    """Return the lookup for the one instance that is named: by the words of its key, by its id, or by a field.
 
     Raises:
-        UsageError: Not exactly one of them is given, or the saga's instances are not found by this field.
+        UsageError: Not exactly one of them is given, the key has another number of parts, or the saga's instances are not found
+            by this field.
         ClickException: The field has this value in several instances, or in none.
         CorrelationError: The value is none of the field's.
     """
-    if [key, id, by].count(None) != 2:
+    if [bool(key), id is not None, by is not None].count(True) != 1:
         raise click.UsageError("name one instance: by its KEY, by --id, or by --by FIELD=VALUE")
     if by is not None:
         return _lookup_by(backend, saga, value_of(by))
     if id is not None:
         return lookup_in(saga, ID, _storable("id", id))
-    return lookup_in(saga, KEY, key_text(saga, str(key)))
+    return lookup_in(saga, KEY, key_text(saga, key))
 
 
-def key_text(saga: SagaDefinition, given: str) -> str:
-    """Return the canonical text of a key; one that is no key in today's code may be one of an instance that is stored."""
+def key_text(saga: SagaDefinition, words: Sequence[str]) -> str:
+    """Return the canonical text of a key; one that is no key in today's code may be one of an instance that is stored.
+
+    Args:
+        saga: Its saga.
+        words: One for each part; or one, which is the JSON array of several parts.
+
+    Raises:
+        UsageError: There are more words than the key has parts, or fewer.
+    """
+    names = saga.correlate_by
+    if len(words) not in (1, len(names)):
+        has = f"the key of {saga.name} has {_parts(names)}"
+        raise click.UsageError(f"{has}, and {len(words)} are given: {tables.line(' '.join(words))}")
+    given = words[0] if len(words) == 1 else json.dumps(words, ensure_ascii=False, separators=(",", ":"))
     try:
-        parts = json.loads(given) if len(saga.keys.key) > 1 else given
+        parts = json.loads(given) if len(names) > 1 else given
         return lookup_of(saga, tuple(parts) if isinstance(parts, list) else parts, {}).value
     except (ValueError, RecursionError, CorrelationError, DefinitionError):
         return _storable("key", given)
+
+
+def _parts(names: Sequence[str]) -> str:
+    return f"{len(names)} part{'s' if len(names) > 1 else ''}: {', '.join(names)}"
 
 
 @contextmanager
@@ -79,8 +97,8 @@ def unknown(backend: Backend, saga: SagaDefinition, lookup: Lookup, sentence: st
         return sentence
     parts = saga.correlate_by
     if len(parts) > 1 and _count_of_parts(lookup.value) != len(parts):
-        what = f"{tables.line(lookup.value)} is no key of {saga.name}, which has {len(parts)} parts: {', '.join(parts)}"
-        return f"""{what}. Give their JSON array, such as '["eu","42"]'"""
+        what = f"{tables.line(lookup.value)} is no key of {saga.name}, which has {_parts(parts)}"
+        return f"""{what}. Give each as a word, such as eu 42, or their JSON array, such as '["eu","42"]'"""
     nearest = _nearest(backend, saga, lookup.value)
     return f"{sentence.removesuffix('.')}. Did you mean {' or '.join(map(tables.line, nearest))}?" if nearest else sentence
 

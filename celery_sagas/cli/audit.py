@@ -26,7 +26,7 @@ _PAGE: Final = 500
 
 @click.command()
 @click.argument("name", required=False, metavar="[SAGA]")
-@click.argument("key", required=False, metavar="[KEY]")
+@click.argument("key", nargs=-1, metavar="[KEY]...")
 @click.option("--actor", metavar="NAME", help="Only what this one has done.")
 @click.option("--since", callback=milliseconds, help="Of this time until now, such as 1d, 12h, 30m or 2w.")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="The newest, at most.")
@@ -36,7 +36,7 @@ _PAGE: Final = 500
 def audit(
     context: click.Context,
     name: str | None,
-    key: str | None,
+    key: tuple[str, ...],
     actor: str | None,
     since: int | None,
     limit: int,
@@ -45,7 +45,7 @@ def audit(
     """Show what operators have done to instances, dead letters and items, and why, the newest first: for as long as
     saga_audit_retention says.
 
-    The key of several parts is their JSON array, such as '["eu","42"]'.
+    The key of several parts has a word for each, or is their JSON array, such as '["eu","42"]'.
     """
     with opened(context) as runtime:
         audits = _Audits(runtime, name, key)
@@ -65,11 +65,11 @@ def audit(
 class _Audits:
     """The audits in all backends; one that is away does not hide what is in the others."""
 
-    def __init__(self, runtime: Runtime, name: str | None, key: str | None) -> None:
+    def __init__(self, runtime: Runtime, name: str | None, key: tuple[str, ...]) -> None:
         saga = saga_named(name) if name is not None else None
         self._backends = list(runtime.backends) if saga is None else [runtime.backends.of(saga)]
         self._asked: dict[str, Any] = {"names": saga.names} if saga is not None else {}
-        if saga is not None and key is not None:
+        if saga is not None and key:
             self._asked["key"] = key_text(saga, key)
         self.away: list[StoreUnavailable] = []
 

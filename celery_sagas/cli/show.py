@@ -34,7 +34,7 @@ _BLANK: Final = " "
 
 @click.command()
 @click.argument("name", metavar="SAGA")
-@click.argument("key", required=False)
+@click.argument("key", nargs=-1, metavar="[KEY]...")
 @click.option("--id", metavar="ID", help="The instance with this id.")
 @click.option("--by", metavar="FIELD=VALUE", help="The instance with this value of a field in also_by, or in search_by.")
 @click.option("--all", "everything", is_flag=True, help="Leave nothing out, however long it is.")
@@ -42,11 +42,12 @@ _BLANK: Final = " "
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, with everything that is known.")
 @click.pass_context
 def show(
-    context: click.Context, name: str, key: str | None, id: str | None, by: str | None, everything: bool, as_json: bool
+    context: click.Context, name: str, key: tuple[str, ...], id: str | None, by: str | None, everything: bool, as_json: bool
 ) -> None:
     """Show one instance: why it does not go on, or for what it waits; the command that helps; its state.
 
-    The key of several parts is their JSON array, such as '["eu","42"]'. What is hidden is shown as three dots: see saga_hidden.
+    The key of several parts has a word for each, or is their JSON array, such as '["eu","42"]'. What is
+    hidden is shown as three dots: see saga_hidden.
     """
     with opened(context) as runtime:
         saga = saga_named(name)

@@ -19,20 +19,20 @@ _COLUMNS: Final = ("AT", "STEP", "OUTCOME", "VERSION", "SENT")
 
 @click.command()
 @click.argument("name", metavar="SAGA")
-@click.argument("key")
+@click.argument("words", nargs=-1, required=True, metavar="KEY...")
 @click.option("--all", "everything", is_flag=True, help="Also what other instances had handled that had this key before.")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="The newest, at most.")
 @tables.LOCAL
 @click.option("--json", "as_json", is_flag=True, help="One JSON object in each line.")
 @click.pass_context
-def timeline(context: click.Context, name: str, key: str, everything: bool, limit: int, as_json: bool) -> None:
+def timeline(context: click.Context, name: str, words: tuple[str, ...], everything: bool, limit: int, as_json: bool) -> None:
     """Show what the newest instance with a key has handled, in order: while the journal remembers it, also when it has ended.
 
-    The key of several parts is their JSON array, such as '["eu","42"]'.
+    The key of several parts has a word for each, or is their JSON array, such as '["eu","42"]'.
     """
     with opened(context) as runtime:
         saga = saga_named(name)
-        key, backend = key_text(saga, key), runtime.backends.of(saga)
+        key, backend = key_text(saga, words), runtime.backends.of(saga)
         entries = backend.journal.history(saga.names, key, limit)
         if not entries:
             sentence = f"the journal has nothing about {saga.name} {tables.line(key)}: nothing came, or it was purged"

@@ -47,7 +47,7 @@ _REASONS: Final = {
 
 @click.command("try")
 @click.argument("name", metavar="STEP")
-@click.argument("key", required=False)
+@click.argument("key", nargs=-1, metavar="[KEY]...")
 @click.option("--id", metavar="ID", help="The instance with this id.")
 @click.option("--by", metavar="FIELD=VALUE", help="The instance with this value of a field in also_by, or in search_by.")
 @click.option("--args", "arguments", default="{}", metavar="JSON", help="What the step is given: an object, or an array.")
@@ -58,7 +58,7 @@ _REASONS: Final = {
 def try_step(
     context: click.Context,
     name: str,
-    key: str | None,
+    key: tuple[str, ...],
     id: str | None,
     by: str | None,
     arguments: str,
@@ -74,7 +74,7 @@ def try_step(
     left out; a step that a timeout or an answer of the instance goes to is taken for that. An error of the handler, or a message
     that would fail, has the exit status 1.
     """
-    is_named = (key, id, by) != (None, None, None)
+    is_named = bool(key) or (id, by) != (None, None)
     if awaited is not None and not is_named:
         raise click.UsageError("--for is about what an instance waits for: name it, by its KEY, by --id, or by --by FIELD=VALUE")
     given = json_value("--args", arguments)
@@ -99,7 +99,7 @@ def try_step(
         raise click.exceptions.Exit(1)
 
 
-def _instance(runtime: Runtime, step: StepDefinition, key: str | None, id: str | None, by: str | None) -> OperatedInstance:
+def _instance(runtime: Runtime, step: StepDefinition, key: tuple[str, ...], id: str | None, by: str | None) -> OperatedInstance:
     """Return the instance that is named.
 
     Raises:

@@ -676,7 +676,7 @@ def test_key_whose_journal_was_purged_is_not_taken_for_another(app: Celery, shop
         (
             ["parcel", "7"],
             1,
-            """Error: 7 is no key of parcel, which has 2 parts: region, number. Give their JSON array, such as '[""",
+            """Error: 7 is no key of parcel, which has 2 parts: region, number. Give each as a word, such as eu 42, or""",
         ),
         (["parcel", '["eu"]'], 1, 'Error: ["eu"] is no key of parcel, which has 2 parts: region, number.'),
         (["parcel", '["eu",7]'], 1, 'Error: there is no parcel ["eu","7"], and'),
