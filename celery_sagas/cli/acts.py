@@ -101,20 +101,26 @@ def resume(context: click.Context, /, **options: Any) -> None:
 
 @click.command()
 @_about("SAGA [KEY]...")
+@click.option(
+    "--as",
+    "as_what",
+    type=click.Choice(["failed", "completed"]),
+    default="failed",
+    show_default=True,
+    help="What whoever waits for its answer is told: a failure, or the answer null, as of one that a step has completed.",
+)
 @click.option("--leave-undone", is_flag=True, help="End it although something that it has done could be undone.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_context
-def terminate(context: click.Context, /, leave_undone: bool, yes: bool, **options: Any) -> None:
-    """End an instance where it stands: none of its steps runs, and its timeouts end with it.
-
-    Whoever waits for its answer is told that it was revoked.
-    """
+def terminate(context: click.Context, /, as_what: str, leave_undone: bool, yes: bool, **options: Any) -> None:
+    """End an instance where it stands: none of its steps runs, and its timeouts end with it."""
     given = _Given.read(**options)
     if not (yes or given.dry_run):
         click.confirm(f"End {tables.line(given.saga)} {tables.line(given.which)} for good?", abort=True, err=True)
 
     def act(instance: OperatedInstance) -> Done:
-        return instance.terminate(given.reason, leave_undone=leave_undone, expected_version=given.expect_version)
+        how = {"as_completed": as_what == "completed", "leave_undone": leave_undone}
+        return instance.terminate(given.reason, **how, expected_version=given.expect_version)
 
     _act(context, given, act)
 

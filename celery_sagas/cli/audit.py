@@ -13,6 +13,7 @@ from celery_sagas.cli.ages import milliseconds
 from celery_sagas.cli.app import opened, saga_named
 from celery_sagas.clock import time_s
 from celery_sagas.errors import StoreUnavailable
+from celery_sagas.operate.facts import detail_of
 from celery_sagas.operate.items import items_in
 from celery_sagas.operate.switching import name_in
 from celery_sagas.stores.ports import Backend
@@ -96,5 +97,7 @@ class _Audits:
 def _row(entry: AuditEntry) -> tables.Row:
     about = items_in(entry)
     subject = name_in(entry) or about.aggregator or entry.saga
-    act = f"{entry.action} ({tables.items(about.items)})" if about.aggregator else entry.action
+    how = detail_of(entry).get("as") if entry.action == "terminate" else None
+    act = f"{entry.action} as {how}" if how else entry.action
+    act += f" ({tables.items(about.items)})" if about.aggregator else ""
     return tables.time(entry.at), entry.actor, act, subject, entry.key, str(entry.version or "-"), entry.reason

@@ -8,7 +8,7 @@ from celery_sagas.stores.records import Entry
 #: The details of an entry that are shown: others have arguments and states.
 _SHOWN: Final = (
     *("reason", "request", "came", "late", "asked", "sent", "scheduled", "deadline"),
-    *("act", "actor", "because", "fields", "skipped", "fired", "dead_letter"),
+    *("act", "actor", "because", "fields", "skipped", "fired", "as", "dead_letter"),
 )
 
 

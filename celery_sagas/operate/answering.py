@@ -18,8 +18,9 @@ from celery_sagas.worker.headers import answer_headers
 from celery_sagas.worker.runtime import Runtime
 from celery_sagas.worker.targets import signature_to, target_named
 
-#: The kind of a failure that an operator decides: it is final.
+#: The kinds of the failures that an operator decides, of a request and of an instance: they are final.
 _REVOKED: Final = "revoked"
+_TERMINATED: Final = "terminated"
 _BY_OPERATOR: Final = "Terminated"
 
 
@@ -55,18 +56,24 @@ def failure_to(runtime: Runtime, subject: Subject, *, request: str, text: str, a
     return _sent(runtime, subject, asked, asked.otherwise, failure.__json__(), arguments, ReplyKind.FAILURE)
 
 
-def failure_to_requester(runtime: Runtime, subject: Subject) -> SerializedMessage | None:
-    """Return what whoever waits for the answer of an instance is told when it is terminated; ``None`` if nobody waits."""
+def end_for_requester(runtime: Runtime, subject: Subject, *, as_completed: bool) -> SerializedMessage | None:
+    """Return what whoever waits for the answer of an instance is told when it is terminated; ``None`` if nobody waits.
+
+    Args:
+        runtime: Of the app.
+        subject: The instance.
+        as_completed: Whether that is what a step tells that completes it without a reply; else it is a failure.
+    """
     requester = subject.pending.requester
     if not isinstance(requester, dict) or not requester:  # a damaged one has nobody who could be told
         return None
     address = ReturnAddress.from_json(requester)
     if address is None:
         return None
-    if address.otherwise is None:
+    if as_completed or address.otherwise is None:
         return runtime.services_of(subject.saga).terms.answer(requester, NO_VALUE)
     text = f"an operator has terminated {subject.name}"
-    failure = Failure(kind=_REVOKED, task=subject.saga.name, task_id=address.request, error=_BY_OPERATOR, text=text)
+    failure = Failure(kind=_TERMINATED, task=subject.saga.name, task_id=address.request, error=_BY_OPERATOR, text=text)
     headers = answer_headers(address.instance, address.request, ReplyKind.FAILURE, failure.kind)
     id = derived_id(address.request, ReplyKind.FAILURE)
     return _serialized(runtime, subject, address.otherwise, failure.__json__(), headers, id)

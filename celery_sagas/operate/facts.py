@@ -15,7 +15,7 @@ from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.step import Decision, StepDefinition
 from celery_sagas.core.timeouts import Timeout
 from celery_sagas.errors import NewerState, UnreadableState
-from celery_sagas.stores.records import DeadLetter, Entry, OutboxGlance, Record
+from celery_sagas.stores.records import AuditEntry, DeadLetter, Entry, OutboxGlance, Record
 from celery_sagas.stores.switches import Switch
 
 #: What a series raises that cannot tell its next time.
@@ -94,7 +94,7 @@ class Facts:
         return next((at for at, requests in asked if any(each.get("request") == request.id for each in requests)), 0)
 
 
-def detail_of(entry: Entry) -> Mapping[str, Any]:
+def detail_of(entry: Entry | AuditEntry) -> Mapping[str, Any]:
     """Return the details of an entry; of one that cannot be read, none."""
     try:
         detail = from_json(entry.detail)

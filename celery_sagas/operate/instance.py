@@ -18,7 +18,7 @@ from celery_sagas.engine.acts.acting import REASON_CHARACTERS, Act, Done, Plan, 
 from celery_sagas.engine.instance import shown_property
 from celery_sagas.errors import SagaNotFound
 from celery_sagas.operate.actors import Actor, checked_text
-from celery_sagas.operate.answering import Sent, answer_to, failure_to, failure_to_requester
+from celery_sagas.operate.answering import Sent, answer_to, end_for_requester, failure_to
 from celery_sagas.operate.arriving import meant_for, message_to
 from celery_sagas.operate.explain import explain
 from celery_sagas.operate.facts import detail_of
@@ -81,23 +81,27 @@ class OperatedInstance:
         """Have it go on: the messages that waited are sent, in the order of their arrival."""
         return self._act("resume", reason, verbs.resume, expected_version)
 
-    def terminate(self, reason: str, *, leave_undone: bool = False, expected_version: int | None = None) -> Done:
+    def terminate(
+        self, reason: str, *, as_completed: bool = False, leave_undone: bool = False, expected_version: int | None = None
+    ) -> Done:
         """End it where it stands: none of its steps runs.
 
         Its timeouts end with it. Its ``Outcome`` is ``COMPLETED``, with the reason ``"terminated"``. Whoever waits for its answer
-        gets a ``Failure`` of the kind ``"revoked"``; or the answer ``None``, if no step takes a failure.
+        gets a ``Failure`` of the kind ``"terminated"``; or the answer ``None``, if no step takes a failure.
 
         Args:
             reason: Why.
+            as_completed: Whether it ends as if a step had completed it without a reply: its ``Outcome`` has no reason, and
+                whoever waits for its answer gets the answer ``None``.
             leave_undone: Whether it may end although something that it has done could be undone.
             expected_version: The version that it must have.
         """
 
         def plan(subject: Subject) -> Plan:
-            failure = partial(failure_to_requester, self._runtime, subject)
-            return verbs.terminate(subject, failure, leave_undone=leave_undone)
+            end = partial(end_for_requester, self._runtime, subject, as_completed=as_completed)
+            return verbs.terminate(subject, end, leave_undone=leave_undone, as_completed=as_completed)
 
-        return self._act("terminate", reason, plan, expected_version)
+        return self._act("terminate", reason, plan, expected_version, ["completed"] * as_completed)
 
     def patch(
         self,

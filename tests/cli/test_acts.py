@@ -285,7 +285,23 @@ class TestTerminate:
         worker.run()
         run(app, "terminate", "order", "42", "--yes", *WHY)
         worker.run()
-        assert cart_class.find("c").notes == ["revoked: an operator has terminated order '42'"]
+        assert cart_class.find("c").notes == ["terminated: an operator has terminated order '42'"]
+        [entry] = backend_of(app).audit.recent(9).entries
+        assert json.loads(entry.detail)["as"] == "failed"
+
+    def test_as_completed(self, app: Celery, shop: Any, worker: Worker) -> None:
+        order_class, cart_class = shop
+        send(app, "cart.fill", cart_id="c", order_id="42")
+        worker.run()
+        result = run(app, "terminate", "order", "42", "--as", "completed", "--yes", *WHY)
+        assert result.output.startswith("order 42 is terminated as completed")
+        worker.run()
+        assert cart_class.find("c").notes == ["placed None"]
+        outcome = order_class.outcome("42")
+        assert (outcome.kind, outcome.reason) == ("completed", "")
+        assert "terminate as completed" in run(app, "audit").output
+        [line] = [line for line in run(app, "timeline", "order", "42", "--json").output.splitlines() if "INC-881" in line]
+        assert json.loads(line)["as"] == "completed"
 
 
 class TestPatch:

@@ -15,8 +15,9 @@ from celery_sagas.core.message import Message, accepted_names
 T_co = TypeVar("T_co", covariant=True)
 
 #: An exception was raised after the last retry, or a time limit was hit, or no worker knows the task; nothing came in time; the
-#: task was revoked, or expired; its worker was lost; an answer came, and the step that gets it failed.
-FailureKind = Literal["error", "deadline", "revoked", "lost", "unhandled"]
+#: task was revoked, or expired; its worker was lost; an answer came, and the step that gets it failed; an operator has terminated
+#: the instance that was asked.
+FailureKind = Literal["error", "deadline", "revoked", "lost", "unhandled", "terminated"]
 
 
 class NoValue(Enum):

@@ -47,13 +47,16 @@ def resume(subject: Subject) -> Plan:
     return Plan(subject.update(tags=tags), text)
 
 
-def terminate(subject: Subject, failure: Callable[[], SerializedMessage | None], *, leave_undone: bool) -> Plan:
+def terminate(
+    subject: Subject, end: Callable[[], SerializedMessage | None], *, leave_undone: bool, as_completed: bool = False
+) -> Plan:
     """End the instance where it stands: no step of it runs.
 
     Args:
         subject: The instance.
-        failure: Returns the message to whoever waits for its answer, if anybody does.
+        end: Returns the message to whoever waits for its answer, if anybody does.
         leave_undone: Whether it may end although something of it could be undone.
+        as_completed: Whether its outcome is that of an instance that a step has completed.
 
     Raises:
         MisuseError: Something of it could be undone.
@@ -68,14 +71,15 @@ def terminate(subject: Subject, failure: Callable[[], SerializedMessage | None],
         problem = f"{subject.name} has {pieces} that could be undone, and terminate does not undo anything"
         raise MisuseError(problem, "Have a step call compensate(), or say that it is left as it is: --leave-undone")
     _release_all(pending)
-    kept: dict[str, Any] = {}
+    kept: dict[str, Any] = {"as": "completed"} if as_completed else {"as": "failed", "reason": TERMINATED}
     if saga.keep_ms is not None:
         kept[FINAL] = FinalState(
             data=record.data, schema_version=record.schema_version, created_at=record.created_at
         ).model_dump()
-    told = failure()
-    effects = subject.effects(Kind.COMPLETED, [told] if told else [], reason=TERMINATED, **kept)
-    return Plan(Delete(record, effects), f"is terminated{_with_messages(len(pending.released))}")
+    told = end()
+    effects = subject.effects(Kind.COMPLETED, [told] if told else [], **kept)
+    what = "is terminated as completed" if as_completed else "is terminated"
+    return Plan(Delete(record, effects), f"{what}{_with_messages(len(pending.released))}")
 
 
 def patch(subject: Subject, change: Callable[[dict[str, Any]], dict[str, Any]], most_bytes: int) -> Plan:
