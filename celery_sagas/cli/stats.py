@@ -12,28 +12,42 @@ from celery_sagas.core.pending import PAUSED
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.listing import count_live
 from celery_sagas.errors import StoreUnavailable
+from celery_sagas.operate.doctor import ask_workers
+from celery_sagas.operate.doctor.facts import named
+from celery_sagas.operate.doctor.workers import running_relays, unknown_steps
+from celery_sagas.operate.explain import LATE_MS
 from celery_sagas.operate.spans import span
 from celery_sagas.operate.switching import held_in
+from celery_sagas.stores.instances import MOST
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.switches import Switch
 from celery_sagas.worker.runtime import Runtime
 
 _SAGAS = ("SAGA", "INSTANCES", "PAUSED", "OLDEST CHANGE")
-_BACKENDS = ("BACKEND", "DUE", "OLDEST DUE", "NOT HANDLED OR FAILED", "DEAD LETTERS")
+_BACKENDS = ("BACKEND", "DUE", "OLDEST DUE", "NOT HANDLED OR FAILED", "DEAD LETTERS", "NOT TAKEN")
 
 
 @click.command()
+@click.option("--relays", "has_relays", is_flag=True, help="Ask the workers, too, which relays are at work; it takes seconds.")
 @tables.LOCAL
-@click.option("--json", "as_json", is_flag=True, help="One JSON object in each line: of a saga, of a backend, or of a switch.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="One JSON object in each line: of a saga, of a backend, of a switch, or of the relays.",
+)
 @click.pass_context
-def stats(context: click.Context, as_json: bool) -> None:
+def stats(context: click.Context, has_relays: bool, as_json: bool) -> None:
     """Count the instances of each saga, and in each backend the messages in the outbox and the dead letters; show what is held.
 
     PAUSED instances are counted among the others, too. Messages that are DUE are about to be published. The next column counts
-    those that were not handled yet, or have failed.
+    those that were not handled yet, or have failed. NOT TAKEN names the tasks of messages that no relay has taken for 15 minutes:
+    none is at work, or none knows them. A backend does not know its relays: only the workers tell which are at work.
     """
     with opened(context) as runtime:
         facts, away = _facts(runtime)
+        if has_relays:
+            facts.append(_of_relays(runtime))
     if as_json:
         tables.print_json(facts)
     else:
@@ -83,7 +97,25 @@ def _of_backend(backend: Backend) -> dict[str, Any]:
         "oldest_due_ms": oldest,
         "tried": tally.tried,
         "dead_letters": backend.dead.count(),
+        "untaken": sorted({row.task for row in backend.outbox.overdue(now - LATE_MS, MOST)}),
     }
+
+
+def _of_relays(runtime: Runtime) -> dict[str, Any]:
+    """Return what the workers that answer say of their relays.
+
+    Raises:
+        ClickException: They cannot be asked.
+    """
+    broker, asked = ask_workers(runtime.app, runtime.settings)
+    if asked is None:
+        raise click.ClickException(tables.line(f"the broker cannot be asked for the relays: {broker.error}"))
+    if not asked.can_be_asked:
+        raise click.ClickException("workers cannot be asked over this broker, and nobody else knows the relays")
+    relays = running_relays(asked)
+    swept = [relay.swept_ms for relay in relays if relay.swept_ms is not None]
+    about = {"workers": len(asked.workers), "last_sweep_ms": min(swept, default=None)}
+    return {"relays": len(relays), **about, "unknown_steps": unknown_steps(asked)}
 
 
 def _of_switch(switch: Switch) -> dict[str, Any]:
@@ -98,6 +130,16 @@ def _print(facts: Sequence[dict[str, Any]]) -> None:
     if held := [Switch(*each.values()) for each in facts if "held" in each]:
         click.echo()
         print_held(held)
+    for each in facts:
+        if "relays" in each:
+            click.echo(f"\n{tables.line(_relays(each))}")
+
+
+def _relays(facts: dict[str, Any]) -> str:
+    workers = "1 worker that has" if facts["workers"] == 1 else f"{facts['workers']:,} workers that have"
+    unknown = named(facts["unknown_steps"]) or "none"
+    at_work = f"Relays: {facts['relays']:,} at work, in {workers} answered"
+    return f"{at_work}; last sweep: {_ago(facts['last_sweep_ms'])}; steps that no worker knows: {unknown}"
 
 
 def _saga(facts: dict[str, Any]) -> tables.Row:
@@ -106,7 +148,14 @@ def _saga(facts: dict[str, Any]) -> tables.Row:
 
 def _numbers(facts: dict[str, Any]) -> tables.Row:
     due, tried = tables.count(facts["due"]), tables.count(facts["tried"])
-    return facts["backend"], due, _ago(facts["oldest_due_ms"]), tried, f"{facts['dead_letters']:,}"
+    return (
+        facts["backend"],
+        due,
+        _ago(facts["oldest_due_ms"]),
+        tried,
+        f"{facts['dead_letters']:,}",
+        named(facts["untaken"]) or "-",
+    )
 
 
 def _ago(ms: int | None) -> str:

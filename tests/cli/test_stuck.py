@@ -1,8 +1,9 @@
 """``celery sagas stuck`` and ``celery sagas stats``."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ from celery import Celery, signature
 
 from celery_sagas import Failure, Saga
 from celery_sagas.errors import StoreUnavailable
+from celery_sagas.operate.doctor.facts import Broker, Code, Relay, Worker, Workers
 from celery_sagas.operate.explain import LATE_MS
 from celery_sagas.operate.operator import Operator
 from celery_sagas.stores.instances import PENDING
@@ -302,10 +304,65 @@ class TestEachStore:
         assert (order["saga"], order["instances"], parcel["saga"], parcel["instances"]) == ("order", 2, "parcel", 1)
         assert order["oldest_change_ms"] >= 0
         assert (numbers["due"], numbers["tried"], numbers["dead_letters"]) == (1, 1, 1)
-        assert numbers["backend"] == backend.url
+        assert (numbers["backend"], numbers["untaken"]) == (backend.url, ["order.remind"])
         lines = [line.split() for line in run(app, "stats").output.splitlines()]
         assert lines[0] == ["SAGA", "INSTANCES", "PAUSED", "OLDEST", "CHANGE"]
         assert [line[:3] for line in lines[1:3]] == [["order", "2", "1"], ["parcel", "1", "0"]]
+
+    def test_messages_that_no_relay_has_taken(self, app: Celery, shop: Any) -> None:
+        """They are named that are due for a quarter of an hour."""
+        backend = backend_of(app)
+        shop.place("1", after=3600)
+        due(app, "1", backend.outbox.time() - LATE_MS + MINUTE)
+        assert facts(app, "stats")[-1]["untaken"] == []
+        due(app, "1", backend.outbox.time() - LATE_MS - MINUTE)
+        assert facts(app, "stats")[-1]["untaken"] == ["order.remind"]
+        assert run(app, "stats").output.splitlines()[-1].endswith("  order.remind")
+
+
+class TestRelays:
+    @pytest.fixture
+    def workers(self, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+        """Have workers answer, with their relays."""
+
+        def answer(*relays: Relay | None, error: str = "", **about: Any) -> None:
+            code = Code("1", {}, {"order": frozenset({"order.place"})})
+            asked = None if error else Workers(code, [Worker("w", code, relay) for relay in relays], **about)
+            monkeypatch.setattr(
+                import_module("celery_sagas.cli.stats"), "ask_workers", lambda app, settings: (Broker("", "", error), asked)
+            )
+
+        return answer
+
+    def test_at_work(self, app: Celery, shop: Any, workers: Callable[..., None]) -> None:
+        unknown = ("order.place", "order.b\x1b", "order.a")
+        workers(Relay(True, 4_000, unknown=unknown), Relay(True, 900), Relay(False, 5), Relay(True, None), None)
+        assert facts(app, "stats", "--relays")[-1] == {
+            "relays": 3,
+            "workers": 5,
+            "last_sweep_ms": 900,
+            "unknown_steps": ["order.a", "order.b\x1b"],
+        }
+        assert run(app, "stats", "--relays").output.endswith(
+            "\nRelays: 3 at work, in 5 workers that have answered; last sweep: 1 s ago; "
+            "steps that no worker knows: order.a, order.b\\x1b\n"
+        )
+
+    def test_none(self, app: Celery, shop: Any, workers: Callable[..., None]) -> None:
+        workers(Relay(False, 5))
+        told = "Relays: 0 at work, in 1 worker that has answered; last sweep: -; steps that no worker knows: none\n"
+        assert run(app, "stats", "--relays").output.endswith(told)
+
+    def test_nobody_can_be_asked(self, app: Celery, shop: Any, workers: Callable[..., None]) -> None:
+        workers(error="it is\naway")
+        result = run(app, "stats", "--relays")
+        assert (result.exit_code, result.output) == (1, "Error: the broker cannot be asked for the relays: it is\\naway\n")
+        workers(can_be_asked=False)
+        assert run(app, "stats", "--relays").output.startswith("Error: workers cannot be asked over this broker")
+
+    def test_are_asked_only_if_they_are_wanted(self, app: Celery, shop: Any, workers: Callable[..., None]) -> None:
+        workers(error="it is away")
+        assert "elay" not in run(app, "stats").output
 
 
 def of_verdicts(app: Celery, *verdicts: str, words: Sequence[str] = ()) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from celery_sagas.settings import Settings
 from celery_sagas.stores.health import Level
 from celery_sagas.worker.backends import Backends
 
-__all__ = ["Finding", "Level", "diagnose"]
+__all__ = ["Finding", "Level", "ask_workers", "diagnose"]
 
 
 def diagnose(app: Celery, *, is_live: bool = True) -> Iterator[Finding]:
@@ -39,7 +39,7 @@ def diagnose(app: Celery, *, is_live: bool = True) -> Iterator[Finding]:
 def _live(app: Celery, settings: Settings, backends: Backends) -> Iterator[Finding]:
     known = dict[str, int]()
     if not app.conf.task_always_eager:
-        broker, asked = _asked(app, settings)
+        broker, asked = ask_workers(app, settings)
         yield from apply(workers.BROKER, broker, broker.url)
         if asked is not None:
             yield from _of_workers(asked)
@@ -51,8 +51,8 @@ def _live(app: Celery, settings: Settings, backends: Backends) -> Iterator[Findi
             yield from apply(stores.STORED, store, store.url)
 
 
-def _asked(app: Celery, settings: Settings) -> tuple[Broker, Workers | None]:
-    """Ask the broker, and over it the workers, if it answers."""
+def ask_workers(app: Celery, settings: Settings) -> tuple[Broker, Workers | None]:
+    """Ask the broker, and over it the workers, if it answers; else it has an error."""
     broker = read_broker(app)
     if broker.error:
         return broker, None

@@ -1,10 +1,10 @@
 """Rules about the broker, and the workers that answer over it."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
-from celery_sagas.operate.doctor.facts import Broker, Code, Found, Rule, Worker, Workers, named
+from celery_sagas.operate.doctor.facts import Broker, Code, Found, Relay, Rule, Workers, named
 from celery_sagas.operate.doctor.stores import FAR_MS, apart
 from celery_sagas.operate.spans import span
 from celery_sagas.stores.health import Level
@@ -54,10 +54,20 @@ def _relays(facts: Workers) -> Iterator[Found]:
         elif relay.swept_ms is not None and relay.swept_ms > max(_SWEPT_MS, _SWEPT * facts.interval_ms):
             sentence = f"The relay of {name} has last swept {span(relay.swept_ms)} ago: it hangs, and sends nothing that is due"
             yield Found(Level.WARN, sentence, _LOGS)
-    known = {step for code in _codes(facts) for steps in code.steps.values() for step in steps}
-    if unknown := sorted({step for _, relay in running for step in relay.unknown} - known):
+    if unknown := unknown_steps(facts):
         sentence = f"No worker that has answered knows {named(unknown)}: the timeouts of these steps stay in the outbox"
         yield Found(Level.WARN, sentence, "Deploy code that has these steps, or name a renamed step's old name: formerly=")
+
+
+def running_relays(facts: Workers) -> list[Relay]:
+    """Return the relays that are at work."""
+    return [worker.relay for worker in facts.workers if worker.relay is not None and worker.relay.is_running]
+
+
+def unknown_steps(facts: Workers) -> list[str]:
+    """Return the steps whose rows relays leave to others, and that no worker knows which has answered."""
+    known = {step for code in _codes(facts) for steps in code.steps.values() for step in steps}
+    return sorted({step for relay in running_relays(facts) for step in relay.unknown} - known)
 
 
 def _answers(facts: Workers) -> Iterator[Found]:
@@ -137,15 +147,12 @@ def _codes(facts: Workers) -> list[Code]:
 
 
 def _said(facts: Workers) -> str:
-    if facts.can_be_asked and not facts.has_relays and not _running(facts.workers):
+    running = len(running_relays(facts))
+    if facts.can_be_asked and not facts.has_relays and not running:
         return "saga_relay is off: D14 says whether `celery sagas relay` sends what is due."
     if facts.can_be_asked:
-        return f"{_running(facts.workers):,} of {len(facts.workers):,} workers that have answered run a relay."
+        return f"{running:,} of {len(facts.workers):,} workers that have answered run a relay."
     return "Workers cannot be asked over this broker: D14 says whether what is due is sent."
-
-
-def _running(workers: Iterable[Worker]) -> int:
-    return sum(worker.relay is not None and worker.relay.is_running for worker in workers)
 
 
 BROKER: Final = (Rule[Broker]("D21", lambda facts: "The broker answers.", _broker),)
