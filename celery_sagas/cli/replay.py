@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import click
 
@@ -29,23 +30,26 @@ _SHOWN = 10
 @click.option(
     "--limit", type=click.IntRange(1, 1_000_000), default=1_000, show_default=True, help="How many of these, at most: the newest."
 )
+@click.option("--json", "as_json", is_flag=True, help="One JSON object in each line: what came of each instance.")
 @click.pass_context
-def replay(context: click.Context, name: str, keys: tuple[str, ...], since: int | None, limit: int) -> None:
+def replay(context: click.Context, name: str, keys: tuple[str, ...], since: int | None, limit: int, as_json: bool) -> None:
     """Handle again what instances have handled, with the code of this app, and show the first difference of each.
 
     Nothing is written, published or looked up; but what a handler does by itself, such as a request over HTTP, it does again.
-    With - as the only key, keys are read from stdin, one in each line. The exit status is 1 if any differs, or none was replayed.
+    Each KEY is one word; that of several parts is their JSON array. With - as the only key, keys are read from stdin, one in each
+    line. The exit status is 1 if any differs, or none was replayed.
     """
     if bool(keys) == (since is not None):
         raise click.UsageError("name keys, or give --since")
-    tally = _Tally()
+    tally = _Tally(as_json)
     with opened(context) as runtime:
         saga = saga_named(name)
         journal = runtime.backends.of(saga).journal
         with replaying(runtime.app) as run:
             for key in _given(keys) if since is None else journal.began(saga.names, since, limit):
-                tally.add(partial(_replay, run, journal, saga, key))
-    click.echo(tables.block("\n".join(tally.lines())))
+                tally.add(saga.name, key, partial(_replay, run, journal, saga, key))
+    if not as_json:
+        click.echo(tables.block("\n".join(tally.lines())))
     if tally.different or not tally.replayed:
         raise click.exceptions.Exit(1)
 
@@ -58,19 +62,29 @@ def _given(keys: tuple[str, ...]) -> Iterable[str]:
 class _Tally:
     """What came of many replays."""
 
+    as_json: bool  #: whether each is printed at once
     replayed: int = 0
     different: int = 0
     failed: int = 0  #: those that cannot be replayed
     shown: list[str] = field(default_factory=list)  #: the first of those that differ
     reasons: list[str] = field(default_factory=list)  #: the first of those that cannot be replayed
 
-    def add(self, replay: Callable[[], Replayed]) -> None:
+    def add(self, saga: str, key: str, replay: Callable[[], Replayed]) -> None:
         """Add one."""
+        about: dict[str, Any] = {"saga": saga, "key": key, "id": "", "messages": 0, "difference": None, "problem": None}
         try:
             replayed = replay()
         except HistoryError as exc:
             self._fail(str(exc))
-            return
+            about |= {"problem": str(exc)}
+        else:
+            self._add(replayed)
+            about |= {"id": replayed.history.instance, "messages": replayed.count, "problem": replayed.stopped or None}
+            about |= {"difference": str(replayed.difference) if replayed.difference else None}
+        if self.as_json:
+            tables.print_json([about])
+
+    def _add(self, replayed: Replayed) -> None:
         if replayed.stopped:
             self._fail(str(replayed))
             return

@@ -191,7 +191,7 @@ COMMANDS = {
     "held": [[], ["--json"]],
     "hold": [["order", *HOSTILE_WHY], [EVIL, *HOSTILE_WHY]],
     "list": [["order"], ["order", "--json"], ["order", "--by", f"city={EVIL}"], ["order", "--where", EVIL], [EVIL]],
-    "migrate": [[]],
+    "migrate": [[], ["--json"]],
     "patch": [
         ["order", KEY, "--set", f"note={json.dumps(EVIL)}", *HOSTILE_WHY],
         ["order", KEY, "--set", f"{EVIL}=1", *HOSTILE_WHY],
@@ -201,7 +201,7 @@ COMMANDS = {
     "pause": [["order", KEY, *HOSTILE_WHY], ["order", EVIL, *HOSTILE_WHY], [EVIL, EVIL, *HOSTILE_WHY]],
     "release": [[EVIL, *HOSTILE_WHY], ["order", *HOSTILE_WHY]],
     "rename": [[], [EVIL]],
-    "replay": [["order", KEY], ["order", EVIL]],
+    "replay": [["order", KEY], ["order", EVIL], ["order", EVIL, "--json"]],
     "resume": [["order", KEY, *HOSTILE_WHY], ["order", EVIL, *HOSTILE_WHY]],
     "show": [["order", KEY], ["order", KEY, "--all"], ["order", KEY, "--json"], ["order", EVIL], ["order", "--by", f"{EVIL}=1"]],
     "skip": [["order", KEY, EVIL, *HOSTILE_WHY]],

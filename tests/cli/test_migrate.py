@@ -1,5 +1,6 @@
 """``celery sagas migrate``."""
 
+import json
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -40,6 +41,16 @@ def test_it_says_what_was_done(app: Celery, backend: MemoryBackend, monkeypatch:
     ]
 
 
+def test_programs_are_told_what_was_done(app: Celery, backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "migrate", lambda: ["The column touched_in was added."], raising=False)
+    monkeypatch.setattr(MemoryInstances, "index", lambda self, name, limit, after="": "" if after else "1")
+    monkeypatch.setattr(import_module("celery_sagas.cli.migrate"), "_REPORT_S", 0)
+    result = run(app, "migrate", "--json")
+    assert json.loads(result.stdout) == {"backend": backend.url, "done": ["The column touched_in was added."], "error": None}
+    assert "order: about 200 instances were looked at." in result.stderr
+    assert run(app, "migrate", "--json", "--sql").exit_code == 2
+
+
 def test_instances_are_indexed_under_all_names(app: Celery, backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[str, str]] = []
 
@@ -66,12 +77,15 @@ def test_backend_without_statements(app: Celery, backend: MemoryBackend) -> None
 
 
 def test_backend_that_cannot_be_migrated(app: Celery, backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    def migrate() -> Sequence[str]:
+    def migrate(self: MemoryBackend) -> Sequence[str]:
         raise ConfigurationError("nothing is stored there yet", "Start a worker")
 
-    monkeypatch.setattr(backend, "migrate", migrate, raising=False)
+    monkeypatch.setattr(MemoryBackend, "migrate", migrate)
     result = run(app, "migrate")
     assert (result.exit_code, result.output.strip()) == (1, "Error: nothing is stored there yet. Start a worker.")
+    result = run(app, "migrate", "--json")
+    about = {"backend": backend.url, "done": [], "error": "nothing is stored there yet. Start a worker."}
+    assert (result.exit_code, json.loads(result.stdout)) == (1, about)
 
 
 def test_others_are_migrated_if_one_backend_is_away(new_app: NewApp, tmp_path: Path) -> None:

@@ -104,6 +104,18 @@ class TestEveryStore:
         ]
         assert backend_of(app).journal.history(["order"], "2", 9) == journal
 
+    def test_programs_are_told_of_each(self, app: Celery, worker: Worker) -> None:
+        place_three(worker)
+        define(rise=1)
+        result = run(app, "replay", "order", "1", "2", "4", "--json")
+        same, different, unknown = map(json.loads, result.stdout.splitlines())
+        id = backend_of(app).journal.history(["order"], "1", 1)[0].instance_id
+        about = {"saga": "order", "key": "1", "id": id, "messages": 2, "difference": None, "problem": None}
+        assert (result.exit_code, same) == (1, about)
+        assert different["difference"].startswith("message 1 (order.place, ")
+        assert (unknown["key"], unknown["id"], unknown["messages"], unknown["difference"]) == ("4", "", 0, None)
+        assert unknown["problem"].startswith("order '4': the journal knows no instance")
+
     def test_those_that_began_lately_are_replayed(self, app: Celery, worker: Worker) -> None:
         place_three(worker)
         assert run(app, "replay", "order", "--since", "1d").output == "3 instances were replayed, 0 of them with a difference.\n"
