@@ -81,7 +81,9 @@ def shop() -> SimpleNamespace:
         sku: str = "tea"
         count: int = 1
 
-    class Order(Saga, correlate_by="order_id", also_by="tracking", search_by="carrier", max_idle=timedelta(days=7)):
+    class Order(
+        Saga, correlate_by="order_id", also_by="tracking", search_by="carrier", history="values", max_idle=timedelta(days=7)
+    ):
         order_id: str
         total: Decimal
         carrier: str

@@ -52,7 +52,7 @@ def _description(saga: SagaDefinition) -> str:
         "key": " + ".join(saga.correlate_by),
         "alternate keys": ", ".join(saga.also_by),
         "searched by": ", ".join(saga.search_by),
-        "history": saga.history or "",
+        "history": ", ".join(saga.history),
         "backend": saga.backend or "",
         "keeps": f"final states for {timedelta(milliseconds=saga.keep_ms)}" if saga.keep_ms is not None else "",
         "worth a look": f"idle for {timedelta(milliseconds=saga.max_idle_ms)}" if saga.max_idle_ms is not None else "",

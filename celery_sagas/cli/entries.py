@@ -2,6 +2,8 @@
 
 from typing import Any, Final
 
+from celery_sagas.core.changes import MANY
+from celery_sagas.operate.changes import Changed, changed_in
 from celery_sagas.operate.facts import detail_of
 from celery_sagas.stores.records import Entry
 
@@ -16,6 +18,8 @@ def facts_of(entry: Entry) -> dict[str, Any]:
     """Return what a program is told of an entry."""
     detail = detail_of(entry)
     facts = {field: value for field, value in entry._asdict().items() if field not in ("attempt", "detail")}
+    changed = changed_in(entry)
+    facts["changed"] = {"names": changed.names, "many": changed.many} if changed else None
     return facts | {field: detail[field] for field in _SHOWN if field in detail}
 
 
@@ -26,3 +30,10 @@ def outcome_of(entry: Entry) -> str:
         return f"{detail['act']} ({detail.get('actor')}: {detail.get('because')})"
     reason, late = f" ({detail['reason']})" if detail.get("reason") else "", " late" if detail.get("late") else ""
     return f"{entry.outcome or 'unreadable'}{reason}{late}"
+
+
+def names_of(changed: Changed | None) -> str:
+    """Return the names of changed fields as a cell of a table has them."""
+    if changed is None:
+        return "-"
+    return MANY if changed.many else ", ".join(changed.names) or "-"

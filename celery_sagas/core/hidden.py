@@ -49,7 +49,7 @@ def _hides(annotation: Any, within: frozenset[type]) -> bool:
         return False
     if isinstance(bare, type) and not get_args(bare):
         return bare not in within and (_class_hides(bare) if not within else _parts_hide(bare, within))
-    return any(_hides(part, within) for part in (*get_args(bare), *_fields_of(get_origin(bare))))
+    return any(_hides(part, within) for part in (*get_args(bare), *fields_in(get_origin(bare))))
 
 
 @lru_cache(maxsize=4096)
@@ -58,7 +58,7 @@ def _class_hides(kind: type) -> bool:
 
 
 def _parts_hide(kind: type, within: frozenset[type]) -> bool:
-    return any(_hides(part, within | {kind}) for part in _fields_of(kind))
+    return any(_hides(part, within | {kind}) for part in fields_in(kind))
 
 
 def replaced(annotation: Any, value: Any, replace: Replace) -> Any:
@@ -138,7 +138,7 @@ def _is_hidden(bare: Any, marks: Sequence[object]) -> bool:
     return is_secret or any(isinstance(each, FieldInfo) and not each.repr for each in marks)
 
 
-def _fields_of(kind: Any) -> Iterator[Any]:
+def fields_in(kind: Any) -> Iterator[Any]:
     """Yield the annotations of the fields of a class, with their marks."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         yield from map(marked, kind.model_fields.values())

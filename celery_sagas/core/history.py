@@ -140,7 +140,7 @@ def _kept_arguments(step: StepDefinition, bound: Mapping[str, Any]) -> dict[str,
 def shown_fields(saga: SagaDefinition, state: State) -> dict[str, Any]:
     """Return the fields of a state as JSON values, in which sets have an order; hidden values are left out, or marked."""
     held, fields = fields_of(state), encoded_fields(state)
-    shown = {name: _ordered(held.get(name), value) for name, value in fields.items()}
+    shown = {name: ordered(held.get(name), value) for name, value in fields.items()}
     for name in saga.hidden & shown.keys():
         shown[name] = replaced(marked(saga.cls.model_fields[name]), shown[name], mark)
         if shown[name] == HIDDEN:
@@ -157,20 +157,20 @@ def _canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
-def _ordered(value: object, encoded: Any) -> Any:
+def ordered(value: object, encoded: Any) -> Any:
     """Return the JSON values of an object with those of sets in an order, which differs from process to process."""
     if isinstance(value, set | frozenset) and isinstance(encoded, list) and len(value) == len(encoded):
-        return sorted(map(_ordered, value, encoded), key=_canonical)
+        return sorted(map(ordered, value, encoded), key=_canonical)
     parts = parts_of(value)
     if isinstance(encoded, list) and parts is not None and len(parts) == len(encoded):
-        return [_ordered(*pair) for pair in zip(parts.values(), encoded, strict=True)]
+        return [ordered(*pair) for pair in zip(parts.values(), encoded, strict=True)]
     if not isinstance(encoded, dict) or parts is None:
         return encoded
     if isinstance(value, Mapping) and len(value) == len(encoded):
         pairs = zip(encoded, parts.values(), strict=True)
-        return {name: _ordered(part, encoded[name]) for name, part in pairs}
+        return {name: ordered(part, encoded[name]) for name, part in pairs}
     aliases = {info.serialization_alias or name: name for name, info in getattr(type(value), "model_fields", {}).items()}
-    return {name: _ordered(parts.get(aliases.get(name, name)), part) for name, part in encoded.items()}
+    return {name: ordered(parts.get(aliases.get(name, name)), part) for name, part in encoded.items()}
 
 
 def message_of(detail: Mapping[str, Any], **about: Any) -> HandledMessage:

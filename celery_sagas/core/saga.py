@@ -33,8 +33,22 @@ _ORDER: Final = "oldest_first"
 _MOST_SEARCHED: Final = 8
 #: The name of a backend in the settings.
 BACKEND_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-#: The history that a saga may keep.
-HISTORY: Final = "messages"
+#: What of its history a saga may keep: the names of changed fields, their values, its messages, or nothing.
+NAMES: Final = "names"
+VALUES: Final = "values"
+MESSAGES: Final = "messages"
+OFF: Final = "off"
+#: What is kept for each form of the class keyword.
+_HISTORIES: Final[Mapping[frozenset[str], tuple[str, ...]]] = {
+    frozenset({OFF}): (),
+    frozenset({NAMES}): (NAMES,),
+    frozenset({VALUES}): (VALUES,),
+    frozenset({MESSAGES}): (MESSAGES, NAMES),
+    frozenset({MESSAGES, NAMES}): (MESSAGES, NAMES),
+    frozenset({MESSAGES, VALUES}): (MESSAGES, VALUES),
+}
+#: What is kept without the class keyword.
+_BY_DEFAULT: Final = OFF
 
 
 @dataclass(frozen=True)
@@ -48,7 +62,8 @@ class SagaDefinition:
     correlate_by: tuple[str, ...]
     also_by: tuple[str, ...]
     search_by: tuple[str, ...] = ()  #: the fields by which instances are listed
-    history: str | None = None  #: "messages": the journal keeps the messages that were handled
+    #: What the journal keeps of each message: "names" or "values" of the changed fields, and "messages" for a replay.
+    history: tuple[str, ...] = ()
     status_by: str | None = None  #: the field that holds the status
     keep_ms: int | None = None  #: for how long the final state of a finished instance can be read
     max_idle_ms: int | None = None  #: after how long without a message an instance for which nothing is due is worth a look
@@ -69,6 +84,16 @@ class SagaDefinition:
         """The function for missing instances of all its handlers: its own, or that of an abstract base."""
         function: Callable[..., Any] | None = self.cls.__if_missing__
         return function
+
+    @cached_property
+    def changes(self) -> str:
+        """What the journal keeps of the changes of the state: ``"names"``, ``"values"`` or nothing."""
+        return next((each for each in self.history if each != MESSAGES), "")
+
+    @cached_property
+    def keeps_messages(self) -> bool:
+        """Whether the journal keeps the messages that were handled."""
+        return MESSAGES in self.history
 
     @cached_property
     def fields(self) -> KeysView[str]:
@@ -136,7 +161,7 @@ def define(
     name: str | None,
     formerly: str | tuple[str, ...] | None,
     schema_version: int,
-    history: str | None = None,
+    history: str | tuple[str, ...] | None = None,
     status_by: str | None = None,
     keep: Delay | None = None,
     max_idle: Delay | None = None,
@@ -149,8 +174,6 @@ def define(
     _check_search(subject, search_by, also_by)
     if isinstance(schema_version, bool) or not isinstance(schema_version, int) or not 1 <= schema_version < 2**31:
         raise DefinitionError(subject, f"schema_version={schema_version!r} is not a whole number from 1 to 2,147,483,647")
-    if history not in (None, HISTORY):
-        raise DefinitionError(subject, f"history={history!r} is unknown", f'Known: "{HISTORY}"; leave it out to keep none')
     today, *earlier = checked_names(snake_case(cls.__name__) if name is None else name, formerly, of=subject)
     return SagaDefinition(
         cls=cls,
@@ -160,12 +183,22 @@ def define(
         correlate_by=key,
         also_by=also_by,
         search_by=search_by,
-        history=history,
+        history=_history(subject, history),
         status_by=status_by,
         keep_ms=_milliseconds(subject, "keep", keep, "keep a final state"),
         max_idle_ms=_milliseconds(subject, "max_idle", max_idle, "leave an instance alone"),
         backend=backend,
     )
+
+
+def _history(subject: str, given: object) -> tuple[str, ...]:
+    """Check ``history`` and return what the journal keeps; by its default, if it is not given."""
+    given = _BY_DEFAULT if given is None else given
+    words = given if isinstance(given, tuple) else (given,)
+    if not all(isinstance(each, str) for each in words) or (kept := _HISTORIES.get(frozenset(words))) is None:
+        known = f'"{NAMES}", "{VALUES}", "{MESSAGES}", "{OFF}", and ("{MESSAGES}", "{VALUES}")'
+        raise DefinitionError(subject, f"history={given!r} is unknown", f"Known: {known}")
+    return kept
 
 
 def _milliseconds(subject: str, keyword: str, given: Delay | None, purpose: str) -> int | None:

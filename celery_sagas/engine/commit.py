@@ -7,6 +7,7 @@ from typing import Any, Final, Protocol
 
 from pydantic_core import to_json
 
+from celery_sagas.core.changes import changes_of
 from celery_sagas.core.codec import dump
 from celery_sagas.core.context import StepContext
 from celery_sagas.core.history import digests_of, keep_message, shown_fields
@@ -130,7 +131,8 @@ def commit_of(run: Run, record: Record | None, state: State) -> Commit:
     keys, tags = alternate_keys_of(run.step.saga, key, state), tags_of(run.step.saga, key, state)
     data, pending = dump(run.step.saga, key, state, context.unknown), _pending(run, key, context.pending, keys, tags, rows)
     _check_size(run, key, data, pending)
-    effects = _effects_of(run, Kind.STARTED if is_born else run.kind, state, rows)
+    changes = _changes_of(run, record, data, state)
+    effects = _effects_of(run, Kind.STARTED if is_born else run.kind, state, rows, changes)
     names, version = run.step.saga.names, run.step.saga.schema_version
     if record is None:
         listed = tuple(sorted(keys.items())), tuple(sorted(tags.items()))
@@ -141,14 +143,14 @@ def commit_of(run: Run, record: Record | None, state: State) -> Commit:
 
 def _completion_of(run: Run, record: Record | None, state: State) -> Commit:
     context, saga = context_of(state), run.step.saga
-    key, final = context.view.key, {}
+    key, kept = context.view.key, dict[str, object]()
     if record is not None or saga.keep_ms is not None:
         _check_key(run, key, state)
     if saga.keep_ms is not None:
         data = dump(saga, key, state, context.unknown)
         _check_size(run, key, data, "")
-        final = {FINAL: final_state(saga, data, context.view.created_at)}
-    effects = _effects_of(run, Kind.COMPLETED, state, _released(run, context.pending), final)
+        kept = {FINAL: final_state(saga, data, context.view.created_at), **_changes_of(run, record, data, state)}
+    effects = _effects_of(run, Kind.COMPLETED, state, _released(run, context.pending), kept)
     return Write(effects) if record is None else Delete(record, effects)
 
 
@@ -253,9 +255,16 @@ def _effects_of(
     view, about = context.view, context.pending.to_journal()
     if because:
         about = {**about, **because}
-    if run.step.saga.history:
+    if run.step.saga.keeps_messages:
         about = {**about, **_history_of(run, state)}
     return _effects(run, kind, view.key, view.id, view.version + 1, rows, about)
+
+
+def _changes_of(run: Run, record: Record | None, data: str, state: State) -> Mapping[str, object]:
+    """Return what the journal keeps of what a step has changed; nothing where no step of the user's has run."""
+    if not run.step.saga.changes or run.kind is not Kind.HANDLED:
+        return NOTHING_ELSE
+    return changes_of(run.step.saga, record.data if record else None, data, state)
 
 
 def _history_of(run: Run, state: State) -> dict[str, object]:

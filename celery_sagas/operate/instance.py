@@ -20,6 +20,7 @@ from celery_sagas.errors import SagaNotFound
 from celery_sagas.operate.actors import Actor, checked_text
 from celery_sagas.operate.answering import Sent, answer_to, end_for_requester, failure_to
 from celery_sagas.operate.arriving import meant_for, message_to
+from celery_sagas.operate.changes import Changed, read_changes
 from celery_sagas.operate.explain import explain
 from celery_sagas.operate.facts import detail_of
 from celery_sagas.operate.patching import patched
@@ -68,6 +69,21 @@ class OperatedInstance:
         """
         facts = read_facts(self._runtime, self.saga, self.lookup)
         return None if facts is None else view_of(facts, explain(facts), self._runtime.settings.hidden)
+
+    def changes(self, limit: int = 50) -> list[Changed]:
+        """Return what its newest messages, and acts of operators, have changed of its state, oldest first; redacted.
+
+        The journal says it of a patch, and of messages if the saga has ``history="names"`` or ``"values"``, for as long as
+        ``saga_journal_retention``: by its key also of an instance that has ended, of the newest with this key. It is an empty
+        list if nothing is known.
+
+        Args:
+            limit: How many entries of the journal are read.
+
+        Raises:
+            StoreError: The store is away, or the record is damaged.
+        """
+        return read_changes(self._backend, self.saga, self.lookup, self._runtime.settings.hidden, limit)
 
     def pause(self, reason: str, *, expected_version: int | None = None) -> Done:
         """Have all messages to it wait until it is resumed, also timeouts and answers; at most 100, others are redelivered later.

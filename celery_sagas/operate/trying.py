@@ -142,7 +142,7 @@ class _Trying:
             self._noting(caller_without_worker(self.runtime.app, step, session)),
             self.message.address,
             task=step.name,
-            at=clock.now() if step.saga.history else None,
+            at=clock.now() if step.saga.keeps_messages else None,
             deferral=lambda: Deferral(now, now, again),
         )
 

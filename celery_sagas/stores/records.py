@@ -131,7 +131,7 @@ class Entry(NamedTuple):
     key: str  #: empty where the message named no key
     instance_id: str  #: empty where there was no instance
     version: int  #: of the instance after the message; 0 where there was none
-    detail: str  #: JSON text: what was sent, why it was ignored; perhaps the message, and the final state
+    detail: str  #: JSON text: what was sent, why it was ignored; perhaps what it has changed, the message, and the final state
     at: int = 0  #: set by the store
 
 

@@ -60,7 +60,7 @@ def delivery_of(task: Any, request: Any, session: Session, bound: Mapping[str, A
         _max_deliveries_of(request, runtime),
         task.name,
         read_return_address_of(request) if is_message else None,
-        clock.now() if step.saga.history else None,
+        clock.now() if step.saga.keeps_messages else None,
         lambda: deferral_of(task, request, session, bound),
     )
 

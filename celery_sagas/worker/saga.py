@@ -45,7 +45,9 @@ class Saga(Declared):
       abstract class is inherited. Steps name statuses with ``when=`` and ``to=``.
     * ``name``: the stored name (default: the class name in snake case); ``formerly``: names that it had earlier.
     * ``schema_version``: of the state (default 1); raise it with an ``upgrade`` of your own.
-    * ``history``: ``"messages"`` keeps the arguments of handled messages in the journal, so that an instance can be replayed.
+    * ``history``: what the journal keeps of each message that a step has handled. ``"names"``: which fields it has changed;
+      ``"values"``: also what they were, and are; ``"messages"``: the names, and its arguments, so that an instance can be
+      replayed; ``("messages", "values")``: all of these; ``"off"``, the default: nothing.
     * ``keep``: for how long ``outcome`` has the final state of a finished instance: a ``timedelta`` or seconds, no longer than
       ``saga_journal_retention``.
     * ``max_idle``: after how long without a message ``celery sagas stuck`` lists an instance for which neither a timeout nor a

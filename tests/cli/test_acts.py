@@ -564,7 +564,7 @@ class TestAudit:
             "terminate": lambda: instance.terminate(HOSTILE),
         }
         verbs = {name for name, each in vars(OperatedInstance).items() if callable(each) and not name.startswith("_")}
-        assert verbs - {"show", "try_step"} == set(acts)
+        assert verbs - {"show", "changes", "try_step"} == set(acts)
         heard: list[str] = []
 
         def hear(sender: Celery, act: Any, done: Done, **_: object) -> None:

@@ -106,7 +106,7 @@ def test_json(app: Celery, shop: Any) -> None:
         "correlate_by": ["shop", "number"],
         "also_by": ["tracking"],
         "search_by": [],
-        "history": None,
+        "history": [],
         "backend": None,
         "keep_ms": 90_000_000,
         "max_idle_ms": None,

@@ -24,6 +24,7 @@ from tests.every_store import stored_app, url
 __all__ = ["stored_app", "url"]
 
 WHY = ("--reason", "INC-881", "--actor", "ann")
+HISTORY = ("messages", "values")
 #: The longest output, and line, that fits a person who looks for one instance.
 LINES, CHARACTERS = 260, 20_000
 
@@ -38,7 +39,7 @@ def app(stored_app: Celery) -> Celery:
 def order(definitions: None) -> Any:
     """Orders that may have many timeouts, and large states."""
 
-    class Order(Saga, correlate_by="order_id", also_by="tracking", search_by="city", status_by="status", history="messages"):
+    class Order(Saga, correlate_by="order_id", also_by="tracking", search_by="city", status_by="status", history=HISTORY):
         order_id: str
         tracking: str | None = None
         city: str = "Oslo"
@@ -136,7 +137,8 @@ def test_large_state(app: Celery, order: Any) -> None:
     order.place("1", 0, 0, "x" * 350_000, 17_000)
     assert len(found(backend_of(app), by_key("1", ("order",))).data) > 900_000
     assert "… (350,002 characters)" in done(app, "show", "order", "1")
-    for words in (["list", "order"], ["list", "order", "--where", 'lines.16999.sku == "sku-16999"'], ["timeline", "order", "1"]):
+    where, timeline = 'lines.16999.sku == "sku-16999"', ["timeline", "order", "1", "--values"]
+    for words in (["list", "order"], ["list", "order", "--where", where], timeline):
         assert done(app, *words).count("\n") == 2
     changed = done(app, "try", "order.count_all", "1")
     assert '-      "count": 0\n+      "count": 1\n' in changed
@@ -208,7 +210,13 @@ COMMANDS = {
     "stats": [[], ["--json"]],
     "stuck": [["--late", "0s", "--idle", "0s"], ["--late", "0s", "--json"]],
     "terminate": [["order", EVIL, *HOSTILE_WHY], ["order", KEY, *HOSTILE_WHY], ["order", KEY, "--yes", *HOSTILE_WHY]],
-    "timeline": [["order", KEY], ["order", KEY, "--all", "--json"], ["order", EVIL]],
+    "timeline": [
+        ["order", KEY],
+        ["order", KEY, "--all", "--json"],
+        ["order", EVIL],
+        ["order", KEY, "--values"],
+        ["order", KEY, "--values", "--json"],
+    ],
     "try": [["order.add", KEY], ["order.add", KEY, "--json"], ["order.add", "--args", EVIL], [EVIL]],
 }
 #: Those that show everything that is stored of one thing.

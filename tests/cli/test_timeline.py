@@ -5,11 +5,14 @@ from typing import Any
 
 import pytest
 from celery import Celery, shared_task
+from pydantic import Field
 
 from celery_sagas import Saga
+from celery_sagas.operate import Operator
 from celery_sagas.testing.samples import effects, entry
 from tests.apps import backend_of
 from tests.cli.test_describe import run
+from tests.cli.test_tables import is_safe
 
 
 @shared_task(acks_late=True)
@@ -58,7 +61,7 @@ def test_timeline_of_the_newest_instance(app: Celery, shop: Any) -> None:
     result = run(app, "timeline", "order", "1")
     assert result.exit_code == 0, result.output
     header, row, rest = result.output.splitlines()
-    assert header.split() == ["AT", "STEP", "OUTCOME", "VERSION", "SENT"]
+    assert header.split() == ["AT", "STEP", "OUTCOME", "VERSION", "CHANGED", "SENT"]
     assert row.split()[3:6] == ["order.place", "started", "1"]
     requests = f"{charge.name} → order.charged | order.not_charged, 2 members → order.all_charged"
     assert row.endswith(f"{requests}, {charge.name} (3 times), timeout → order.remind")
@@ -91,7 +94,7 @@ def test_message_that_found_no_instance(app: Celery, shop: Any) -> None:
     _, end = shop
     end("1")
     (row,) = run(app, "timeline", "order", "1").output.splitlines()[1:]
-    assert row.split()[3:] == ["order.end", "ignored", "(missing)", "-", "-"]
+    assert row.split()[3:] == ["order.end", "ignored", "(missing)", "-", "-", "-"]
 
 
 def test_hostile_text_stays_in_its_line(app: Celery, shop: Any) -> None:
@@ -150,3 +153,91 @@ def test_backend_that_is_away(app: Celery, shop: Any) -> None:
     assert result.exit_code == 1
     (line,) = result.output.splitlines()
     assert line.startswith("Error: The saga backend redis://127.0.0.1:1/0 is unavailable: ")
+
+
+class TestChanges:
+    """What each message has changed."""
+
+    @pytest.fixture
+    def paid(self, definitions: None) -> Any:
+        class Order(Saga, correlate_by="order_id", history="values", name="paid"):
+            order_id: str
+            total: int = 0
+            note: str = ""
+            pin: str = Field(default="", repr=False)
+            lines: list[Any] = []
+
+        @Order.starts
+        def write(order: Order, order_id: str, total: int = 0, note: str = "", pin: str = "", lines: int = 0) -> None:
+            order.total, order.note, order.pin, order.lines = total, note, pin, ["x"] * lines
+
+        return write
+
+    def lines(self, app: Celery, *options: str) -> list[str]:
+        result = run(app, "timeline", "paid", "1", *options)
+        assert result.exit_code == 0, result.output
+        return list(result.output.splitlines())
+
+    def changed(self, app: Celery, *options: str) -> list[Any]:
+        return [json.loads(line)["changed"] for line in self.lines(app, "--json", *options)]
+
+    def test_column(self, app: Celery, paid: Any) -> None:
+        paid("1", 5, "x")
+        paid("1", 5, "x")
+        paid("1", 6, "x", lines=20_000)
+        Operator(app, "ann").instance("paid", order_id="1").patch("typo", values={"note": "y", "pin": "1"})
+        header, *rows = self.lines(app)
+        at = header.index("CHANGED"), header.index("SENT")
+        assert [row[slice(*at)].strip() for row in rows] == ["total, note", "-", "many", "note, pin"]
+        assert self.changed(app) == [
+            {"names": ["total", "note"], "many": False},
+            {"names": [], "many": False},
+            {"names": [], "many": True},
+            {"names": ["note", "pin"], "many": False},
+        ]
+
+    def test_values(self, app: Celery, paid: Any) -> None:
+        paid("1", 5, "x", "4711")
+        paid("1", 5, "y" * 500, "4711")
+        paid("1", 5, "z" * 5_000, "4711")
+        assert [line for line in self.lines(app, "--values") if line.startswith(" ")] == [
+            "  total: 0 → 5",
+            '  note: "" → "x"',
+            "  pin: ••• → •••",
+            f'  note: "x" → "{"y" * 199}… (502 characters)',
+            f'  note: "{"y" * 199}… (502 characters) → (5,002 bytes)',
+        ]
+        first, _, last = self.changed(app, "--values")
+        assert first["values"]["total"] == {"before": 0, "after": 5, "before_size": 0, "after_size": 0}
+        assert first["values"]["pin"] == {"before": "•••", "after": "•••", "before_size": 0, "after_size": 0}
+        assert (last["values"]["note"]["after"], last["values"]["note"]["after_size"]) == (None, 5_002)
+        assert "4711" not in run(app, "timeline", "paid", "1", "--values", "--json").output
+
+    def test_saga_that_keeps_none(self, app: Celery, definitions: None) -> None:
+        class Order(Saga, correlate_by="order_id", name="paid"):
+            order_id: str
+
+        @Order.starts
+        def place(order: Order, order_id: str) -> None: ...
+
+        place("1")
+        assert self.lines(app, "--values")[1].endswith("  started  1        -        -")
+        assert self.changed(app, "--values") == self.changed(app) == [None]
+
+    @pytest.mark.parametrize(
+        ("options", "lines"), [([], 3), (["--values"], 6), (["--json"], 2), (["--values", "--json"], 2)], ids=str
+    )
+    def test_hostile_text(self, app: Celery, paid: Any, options: list[str], lines: int) -> None:
+        paid("1", 5, "\x1b[2J\n\u202e\u2028")
+        detail = {"changed": ["\x1b[2J\n"], "values": {"\x1b[2J\n": ["\x1b", "\n"]}}
+        line = entry(step="paid.write", key="1")._replace(detail=json.dumps(detail), saga="paid")
+        backend_of(app).sagas.record(effects(line=line))
+        found = self.lines(app, "--all", *options)
+        assert len(found) == lines
+        assert all(map(is_safe, found))
+
+    def test_state_of_a_megabyte(self, app: Celery, paid: Any) -> None:
+        for note in ("x" * 900_000, "y" * 900_000):
+            paid("1", 5, note)
+        assert [line.split()[6] for line in self.lines(app, "--values")[1:]] == ["many", "many"]
+        assert sum(len(each.detail) for each in backend_of(app).journal.history(["paid"], "1", 9)) < 100

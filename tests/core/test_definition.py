@@ -93,8 +93,15 @@ def test_every_keyword():
         ({"schema_version": True}, "schema_version=True is not"),
         ({"schema_version": "2"}, "schema_version='2' is not"),
         ({"schema_version": 1.0}, "schema_version=1.0 is not"),
-        ({"history": "states"}, "history='states' is unknown. Known: \"messages\"; leave it out to keep none"),
+        (
+            {"history": "states"},
+            'history=\'states\' is unknown. Known: "names", "values", "messages", "off", and ("messages", "values")',
+        ),
         ({"history": True}, "history=True is unknown"),
+        ({"history": ()}, "history=() is unknown"),
+        ({"history": ("messages", 3)}, "history=('messages', 3) is unknown"),
+        ({"history": ("names", "values")}, "history=('names', 'values') is unknown"),
+        ({"history": ("messages", "off")}, "history=('messages', 'off') is unknown"),
         ({"history": ["messages"]}, "history=['messages'] is unknown"),
     ],
 )
@@ -103,6 +110,23 @@ def test_wrong_class_keyword(keywords, problem):
         saga(**keywords)
     assert str(caught.value).startswith("Order: ")
     assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("history", "kept", "changes", "keeps_messages"),
+    [
+        (None, (), "", False),
+        ("off", (), "", False),
+        ("names", ("names",), "names", False),
+        (("values",), ("values",), "values", False),
+        ("messages", ("messages", "names"), "names", True),
+        (("names", "messages"), ("messages", "names"), "names", True),
+        (("values", "messages"), ("messages", "values"), "values", True),
+    ],
+)
+def test_history(history, kept, changes, keeps_messages):
+    definition = saga(history=history).__saga__
+    assert (definition.history, definition.changes, definition.keeps_messages) == (kept, changes, keeps_messages)
 
 
 @pytest.mark.parametrize(

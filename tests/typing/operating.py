@@ -1,12 +1,25 @@
 """Operators as type checkers see them, with and without celery-types. Checked, never run; see ``sagas.py``."""
 
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any, assert_type
 
 from celery import Celery
 
 from celery_sagas import Saga
-from celery_sagas.operate import Call, DeadLetters, Done, OperatedInstance, Operator, OutgoingMessage, Switched, Treated, Tried
+from celery_sagas.operate import (
+    Call,
+    Changed,
+    ChangedValue,
+    DeadLetters,
+    Done,
+    OperatedInstance,
+    Operator,
+    OutgoingMessage,
+    Switched,
+    Treated,
+    Tried,
+)
 
 
 class Order(Saga, correlate_by="order_id", also_by="tracking"):
@@ -31,6 +44,11 @@ ann.instances(Order, paused=True, where='tracking == "1Z"')
 ann.instance(int, "42")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 assert_type(order.show(), dict[str, Any] | None)
+changed = order.changes(limit=10)
+assert_type(changed, list[Changed])
+assert_type((changed[0].by, changed[0].at, changed[0].names, changed[0].many), tuple[str, datetime, tuple[str, ...], bool])
+assert_type(changed[0].values["tracking"], ChangedValue)
+order.changes(values=True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 assert_type(order.pause("carrier down"), Done)
 order.pause()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 order.resume("it is back", expected_version=4)

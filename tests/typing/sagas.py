@@ -24,7 +24,7 @@ class Order(
     name="order",
     formerly="purchase",
     schema_version=2,
-    history="messages",
+    history=("messages", "values"),
     keep=timedelta(days=1),
     max_idle=timedelta(days=7),
     backend="orders",

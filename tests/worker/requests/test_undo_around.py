@@ -213,6 +213,7 @@ def test_replay(worker: Worker, trips: Trips) -> None:
         assert str(replay(history)) == f"trip '7': {len(history.messages)} messages, and the same state after each"
     outcomes = {message.outcome for message in history.messages}
     assert outcomes == {"started", "handled", "retried", "undone", "completed"}
+    assert {entry.outcome for entry in trips.entries() if "changed" in json.loads(entry.detail)} == {"started", "handled"}
 
 
 def test_discarded_then_ends_the_compensation(worker: Worker, trips: Trips) -> None:
