@@ -97,7 +97,7 @@ def _of_backend(backend: Backend) -> dict[str, Any]:
         "oldest_due_ms": oldest,
         "tried": tally.tried,
         "dead_letters": backend.dead.count(),
-        "untaken": sorted({row.task for row in backend.outbox.overdue(now - LATE_MS, MOST)}),
+        "untaken": sorted({row.task for row in backend.outbox.overdue(now - LATE_MS, MOST).rows}),
     }
 
 

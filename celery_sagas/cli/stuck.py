@@ -14,7 +14,6 @@ from celery_sagas.operate.choosing import LOOKED_AT
 from celery_sagas.operate.explain import Verdict
 from celery_sagas.operate.spans import span
 from celery_sagas.operate.stuck import Look, Trouble, each_once
-from celery_sagas.stores.instances import MOST
 from celery_sagas.worker.runtime import Runtime
 
 #: The exit status if there is trouble.
@@ -34,7 +33,7 @@ _HINTS = {
 _MOST = {
     "limit": "of each kind {limit} of a saga are shown at most (--limit)",
     "tried": f"{LOOKED_AT:,} messages are looked at that were published and not handled, or could not be",
-    "untried": f"{MOST} messages are looked at that no relay has taken",
+    "untried": f"{LOOKED_AT:,} messages are looked at that no relay has taken",
 }
 
 

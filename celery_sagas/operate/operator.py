@@ -90,8 +90,8 @@ class Operator(Actor):
             paused: Only those that an operator has paused.
             idle: Only those that no message has changed for this time, a ``timedelta`` or seconds.
             late: Only those for which a timeout, or the deadline of a request, is overdue for this time, a ``timedelta`` or
-                seconds, and its row is in the outbox: as ``celery sagas stuck --late`` finds them. Of messages that no relay has
-                taken, the 500 of the backend are looked at that are due for the longest time; the log says if there are more.
+                seconds, and its row is in the outbox: as ``celery sagas stuck --late`` finds them. Of the backend's messages that
+                were tried, and of those that no relay has taken, 100,000 each are looked at; the log says if there are more.
             where: Only those of them for whose states this holds, such as ``'total > 100 and lines.0.sku == "x"'``.
             **by: Only those with a value of a field in ``search_by``.
 

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from celery_sagas.stores.records import Entry, OutboxGlance, OutboxRow, OutboxTally
+from celery_sagas.stores.records import Entry, OutboxGlance, OutboxPage, OutboxRow, OutboxTally
 
 
 class Outbox(ABC):
@@ -80,15 +80,17 @@ class Outbox(ABC):
         """
 
     @abstractmethod
-    def overdue(self, before: int, limit: int) -> list[OutboxGlance]:
+    def overdue(self, before: int, limit: int, after: str = "") -> OutboxPage:
         """Return rows that were never tried though they were due before a time: those that may be claimed first come first.
 
         It looks at the rows that may be claimed now, or within ``LOOK_MS``, and costs what it looks at; at ``LOOKED_AT`` rows in
-        all it may stop.
+        all it may stop: it may return fewer than ``limit``, or none, although others follow. A row that is there all the time,
+        and does not change, comes once.
 
         Args:
             before: Milliseconds since the epoch.
             limit: How many at most: 1 to ``MOST``.
+            after: ``OutboxPage.after`` of the call before; empty, to begin.
         """
 
     @abstractmethod

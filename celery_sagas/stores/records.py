@@ -28,6 +28,7 @@ __all__ = [
     "Lookup",
     "NewRecord",
     "OutboxGlance",
+    "OutboxPage",
     "OutboxRow",
     "OutboxTally",
     "Outgoing",
@@ -36,6 +37,7 @@ __all__ = [
     "Sends",
     "has_begun",
     "outbox_row",
+    "place_of",
 ]
 
 #: The outcomes of a message with which an instance may begin.
@@ -232,7 +234,24 @@ class OutboxGlance(NamedTuple):
     @property
     def place(self) -> str:
         """The row's place in the order of ``Outbox.tried``, as text that sorts so."""
-        return f"{self.tried_at:016d}:{self.id}"
+        return place_of(self.tried_at, self.id)
+
+    @property
+    def due_place(self) -> str:
+        """The row's place in the order of ``Outbox.overdue``, as text that sorts so."""
+        return place_of(self.available_at, self.id)
+
+
+def place_of(at: int, id: str) -> str:
+    """Return a place in an order of times in milliseconds, and of ids of one time, as text that sorts so."""
+    return f"{at:016d}:{id}"
+
+
+class OutboxPage(NamedTuple):
+    """The answer to one call of ``Outbox.overdue``."""
+
+    rows: list[OutboxGlance]
+    after: str  #: where the next call goes on; empty: that was all
 
 
 class OutboxTally(NamedTuple):

@@ -272,7 +272,7 @@ class TestEachStore:
         monkeypatch.setattr("celery_sagas.operate.choosing.MOST", 4)
         monkeypatch.setattr("celery_sagas.operate.choosing.LOOKED_AT", 12)
         backend = backend_of(app)
-        for number in range(3 + 5 * are_published):
+        for number in range(4 + 4 * are_published):
             shop.place(str(number), after=3600)
             due(app, str(number), at=1)
         shop.write("1", until=[], asks=[])

@@ -228,7 +228,7 @@ def _stored(
     ahead_ms = ahead(backend.outbox.time)
     now, tally, oldest_at = backend.outbox.time(), backend.outbox.tally(_ROWS), backend.journal.oldest_at()
     tried = list(islice(_tried(backend, now), _ROWS))
-    untaken = [row for row in backend.outbox.overdue(now - LATE_MS, MOST) if row.kind != "sent"]
+    untaken = [row for row in backend.outbox.overdue(now - LATE_MS, MOST).rows if row.kind != "sent"]
     late = [row for row in tried if not row.attempts and row.tried_at <= now - LATE_MS]
     return Store(
         facts.url,

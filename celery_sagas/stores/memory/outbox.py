@@ -6,7 +6,7 @@ from itertools import islice
 
 from celery_sagas.stores.memory.state import MemoryStore, Row, leased, unleased
 from celery_sagas.stores.outbox import Outbox
-from celery_sagas.stores.records import KEPT_MOST_MS, LOOK_MS, Entry, OutboxGlance, OutboxRow, OutboxTally
+from celery_sagas.stores.records import KEPT_MOST_MS, LOOK_MS, Entry, OutboxGlance, OutboxPage, OutboxRow, OutboxTally
 
 #: How many characters of an error are kept.
 ERROR_CHARACTERS = 2_000
@@ -77,10 +77,12 @@ class MemoryOutbox(MemoryStore, Outbox):
             rows = [_glance(row) for row in self._state.outbox if 0 < row.message.tried_at <= until]
         return sorted((row for row in rows if row.place > after), key=lambda row: row.place)[:limit]
 
-    def overdue(self, before: int, limit: int) -> list[OutboxGlance]:
+    def overdue(self, before: int, limit: int, after: str = "") -> OutboxPage:
         with self._state.lock:
             rows = list(self._state.outbox.due(self._clock() + LOOK_MS))
-        return [_glance(row) for row in rows if not row.message.tried_at and _due_at(row) <= before][:limit]
+        left = [_glance(row) for row in rows if not row.message.tried_at and _due_at(row) <= before]
+        page = sorted((row for row in left if row.due_place > after), key=lambda row: row.due_place)
+        return OutboxPage(page[:limit], page[limit - 1].due_place if len(page) > limit else "")
 
     def tally(self, at_most: int) -> OutboxTally:
         with self._state.lock:

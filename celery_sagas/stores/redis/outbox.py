@@ -5,7 +5,17 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from celery_sagas.stores.outbox import Outbox
-from celery_sagas.stores.records import KEPT_MOST_MS, LOOK_MS, LOOKED_AT, Entry, OutboxGlance, OutboxRow, OutboxTally
+from celery_sagas.stores.records import (
+    KEPT_MOST_MS,
+    LOOK_MS,
+    LOOKED_AT,
+    Entry,
+    OutboxGlance,
+    OutboxPage,
+    OutboxRow,
+    OutboxTally,
+    place_of,
+)
 from celery_sagas.stores.redis.connection.client import Client
 from celery_sagas.stores.redis.connection.connections import Word
 from celery_sagas.stores.redis.connection.scripts import Script, load
@@ -94,11 +104,15 @@ class RedisOutbox(RedisStore, Outbox):
             found += _glances(answer)
         return sorted(found, key=lambda glance: glance.place)[:limit]
 
-    def overdue(self, before: int, limit: int) -> list[OutboxGlance]:
-        args = [self._now(), LOOK_MS, LOOKED_AT, before, limit]
+    def overdue(self, before: int, limit: int, after: str = "") -> OutboxPage:
+        at, _, id = after.partition(":")
+        args: list[Word] = [self._now(), LOOK_MS, LOOKED_AT, before, limit, at, encode(id)]
         answers = [self._client.run(_OVERDUE, shard.rows, args) for shard in self._placement.in_turn()]
-        found = [glance for answer in answers for glance in _glances(answer)]
-        return sorted(found, key=lambda glance: (glance.available_at, glance.id))[:limit]
+        # behind the place at which a shard has stopped it may have rows that come before those of the others
+        end = min((place_of(int(at), id.decode()) for at, id, *_ in answers if at), default="")
+        found = [glance for answer in answers for glance in _glances(answer[2:]) if not end or glance.due_place <= end]
+        rows = sorted(found, key=lambda glance: glance.due_place)[:limit]
+        return OutboxPage(rows, rows[-1].due_place if len(rows) == limit else end)
 
     def tally(self, at_most: int) -> OutboxTally:
         answers = [self._client.run(_TALLY, shard.rows, [self._now()]) for shard in self._placement.in_turn()]

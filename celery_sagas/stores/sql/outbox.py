@@ -24,10 +24,9 @@ from sqlalchemy import literal_column as literal
 from celery_sagas.stores.outbox import Outbox
 from celery_sagas.stores.records import (
     KEPT_MOST_MS,
-    LOOK_MS,
-    LOOKED_AT,
     Entry,
     OutboxGlance,
+    OutboxPage,
     OutboxRow,
     OutboxTally,
 )
@@ -48,6 +47,7 @@ from celery_sagas.stores.sql.connection.statements import (
     numbered,
     one_of,
 )
+from celery_sagas.stores.sql.overdue import BY_TIME, GLANCE, forced, overdue
 from celery_sagas.stores.sql.sagas.effects import in_order
 from celery_sagas.stores.sql.tables import has_time, outbox
 
@@ -69,7 +69,7 @@ class SqlOutbox(Outbox):
             claimed = self._database.fetch(_claim, (cause is not None,), values)
             rows = [row[:-1] for row in sorted(claimed, key=lambda row: (row[-1], row[0]))]
         else:
-            shape = (cause is not None, self._database.names.of(_BY_TIME))
+            shape = (cause is not None, self._database.names.of(BY_TIME))
             rows = self._database.in_transaction(lambda session: _lease_due(session, shape, values))
         return [OutboxRow(*row) for row in rows]
 
@@ -109,13 +109,12 @@ class SqlOutbox(Outbox):
         shape = (bool(after), self._database.names.of(_BY_TRIAL))
         return [OutboxGlance(*row) for row in self._database.fetch(_tried, shape, values)]
 
-    def overdue(self, before: int, limit: int) -> list[OutboxGlance]:
-        values = {"before": before, "limit": limit}
-        return [OutboxGlance(*row) for row in self._database.fetch(_overdue, (self._database.names.of(_BY_TIME),), values)]
+    def overdue(self, before: int, limit: int, after: str = "") -> OutboxPage:
+        return overdue(self._database, before, limit, after)
 
     def tally(self, at_most: int) -> OutboxTally:
         limit, database, names = {"limit": at_most}, self._database.name, self._database.names
-        ((due, oldest),) = self._database.fetch(_tally_due, (database, names.of(_BY_TIME)), limit)
+        ((due, oldest),) = self._database.fetch(_tally_due, (database, names.of(BY_TIME)), limit)
         ((tried, _),) = self._database.fetch(_tally_tried, (database, names.of(_BY_TRIAL)), limit)
         return OutboxTally(int(due), int(oldest or 0), int(tried))
 
@@ -233,18 +232,14 @@ def _count() -> Select[Any]:
     return select(func.count()).select_from(outbox).where(outbox.c.prefix == PREFIX)
 
 
-#: The index that MySQL is told to use, which may sort and lock all due rows if there are few. So a claim costs the same at any
-#: number.
-_BY_TIME = "saga_outbox_available"
-#: The one that it is told to use for rows that were tried.
+#: The index that MySQL is told to use for rows that were tried.
 _BY_TRIAL = "saga_outbox_tried"
 #: In the order of ``OutboxRow``'s fields.
 _ROW: list[ColumnElement[Any]] = [outbox.c[name] for name in OutboxRow._fields]
-_GLANCE: list[ColumnElement[Any]] = [outbox.c[name] for name in OutboxGlance._fields]
 
 
 def _read_rows(count: int) -> Select[Any]:
-    return select(*_GLANCE).where(outbox.c.prefix == PREFIX, any_of(outbox.c.id, "id", count))
+    return select(*GLANCE).where(outbox.c.prefix == PREFIX, any_of(outbox.c.id, "id", count))
 
 
 def _tried(is_after: bool, by_trial: str) -> Select[Any]:
@@ -256,20 +251,7 @@ def _tried(is_after: bool, by_trial: str) -> Select[Any]:
         id = bound(outbox.c.id, "after_id")
         is_tried += [outbox.c.tried_at >= at, or_(outbox.c.tried_at > at, outbox.c.id > id)]
     order = (outbox.c.tried_at, outbox.c.id)
-    return select(*_GLANCE).where(*is_tried).order_by(*order).limit(LIMIT).with_hint(outbox, _use(by_trial), "mysql")
-
-
-def _overdue(by_time: str) -> Select[Any]:
-    """Select rows that were never tried, of those that may be claimed soon."""
-    before: BindParameter[int] = bindparam("before", type_=BigInteger())
-    soon = outbox.c.available_at <= now() + literal(str(LOOK_MS), BigInteger())
-    is_near = [outbox.c.prefix == PREFIX, soon, has_time(outbox.c.available_at)]
-    in_order_of_time = select(*_GLANCE).where(*is_near).order_by(outbox.c.available_at, outbox.c.id)
-    near = in_order_of_time.limit(LOOKED_AT).with_hint(outbox, _use(by_time), "mysql").subquery("near")
-    due_at = case((near.c.due_at > literal("0"), near.c.due_at), else_=near.c.available_at)
-    is_left = [near.c.tried_at == literal("0"), due_at <= before]
-    columns = [near.c[name] for name in OutboxGlance._fields]
-    return select(*columns).where(*is_left).order_by(near.c.available_at, near.c.id).limit(LIMIT)
+    return select(*GLANCE).where(*is_tried).order_by(*order).limit(LIMIT).with_hint(outbox, forced(by_trial), "mysql")
 
 
 def _tally_due(database: str, by_time: str) -> Select[Any]:
@@ -284,18 +266,14 @@ def _tally_tried(database: str, by_trial: str) -> Select[Any]:
 def _tally(column: Column[Any], conditions: Sequence[ColumnElement[bool]], database: str, index: str) -> Select[Any]:
     """Count rows by an index, up to a limit, and select the first time."""
     rows = select(column.label("at")).where(*conditions).order_by(column).limit(limit_of_count(database))
-    counted = rows.with_hint(outbox, _use(index), "mysql").subquery("counted")
+    counted = rows.with_hint(outbox, forced(index), "mysql").subquery("counted")
     columns: list[ColumnElement[Any]] = [func.count(), func.min(counted.c.at)]
     return select(*columns).select_from(counted)
 
 
-def _use(index: str) -> str:
-    return f"FORCE INDEX ({index})"
-
-
 def _claim(has_cause: bool) -> Update:
     """Lease due rows on PostgreSQL, which runs the part that chooses them once, so that the limit holds."""
-    due = _due(has_cause, _BY_TIME, outbox.c.id, outbox.c.available_at).cte("due")
+    due = _due(has_cause, BY_TIME, outbox.c.id, outbox.c.available_at).cte("due")
     return (
         update(outbox)
         .where(outbox.c.prefix == PREFIX, outbox.c.id == due.c.id)
@@ -325,7 +303,7 @@ def _due(has_cause: bool, by_time: str, *columns: ColumnElement[Any]) -> Select[
         is_due += decided_by_cause()
     order = (outbox.c.available_at, outbox.c.id)
     due = select(*(columns or _ROW)).where(*is_due).order_by(*order).limit(LIMIT).with_for_update(skip_locked=True)
-    return due if has_cause else due.with_hint(outbox, _use(by_time), "mysql")
+    return due if has_cause else due.with_hint(outbox, forced(by_time), "mysql")
 
 
 def decided_by_cause() -> list[ColumnElement[bool]]:

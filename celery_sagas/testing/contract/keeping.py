@@ -22,6 +22,16 @@ def tried(backend: Backend, clock: Clock) -> list[str]:
     return [row.id for row in backend.outbox.tried(clock.now, 500)]
 
 
+def overdue(backend: Backend, before: int, limit: int = 9) -> list[str]:
+    """Return the ids of the rows that no relay has taken though they were due before a time, read in pages."""
+    found, after, is_first = list[str](), "", True
+    while after or is_first:
+        page, is_first = backend.outbox.overdue(before, limit, after), False
+        found += [row.id for row in page.rows]
+        after = page.after
+    return found
+
+
 class KeepingContract(StoreFixtures):
     """Rows that were published and stay, and rows whose publishing has failed."""
 
@@ -245,11 +255,28 @@ class KeepingContract(StoreFixtures):
         backend.outbox.confirm("relay", ids(claim(backend)), 1)
         start(backend, "44", late, later)
         send(backend, at_once := outgoing(), owner="a dead process", grace_ms=1)
-        assert [row.id for row in backend.outbox.overdue(clock.now - 1, 9)] == [late.id, early.id]
-        assert [row.id for row in backend.outbox.overdue(clock.now - HOUR, 9)] == [early.id]
-        assert [row.id for row in backend.outbox.overdue(clock.now - 1, 1)] == [late.id]
+        assert overdue(backend, clock.now - 1) == [late.id, early.id]
+        assert overdue(backend, clock.now - HOUR) == [early.id]
+        assert [row.id for row in backend.outbox.overdue(clock.now - 1, 1).rows] == [late.id]
         clock.advance(1)
-        assert [row.id for row in backend.outbox.overdue(clock.now, 9)] == [late.id, at_once.id, early.id]
+        assert overdue(backend, clock.now) == [late.id, at_once.id, early.id]
+
+    def test_overdue_rows_come_in_pages(self, backend: Backend, clock: Clock) -> None:
+        """Each once, also those of one time, and if the last one of a page is gone, or others come before it."""
+        start(backend, "42", *(outgoing("scheduled", due_at=clock.now - 1) for _ in range(7)))
+        clock.advance(1)
+        start(backend, "43", *(outgoing("scheduled", due_at=clock.now - 1) for _ in range(2)))
+        rows = backend.outbox.overdue(clock.now, 9).rows
+        assert [row.available_at for row in rows] == sorted(row.available_at for row in rows)
+        for limit in (1, 2, 4, 9, 10):
+            assert overdue(backend, clock.now, limit) == [row.id for row in rows]
+        page = backend.outbox.overdue(clock.now, 3)
+        assert page.after
+        backend.outbox.confirm("relay", ids(claim(backend, limit=3)))
+        rest = backend.outbox.overdue(clock.now, 9, page.after)
+        gone = {row.id for row in rows} - {row.id for row in backend.outbox.read([row.id for row in rows])}
+        assert (len(gone), [row.id for row in rest.rows]) == (3, [row.id for row in rows[3:] if row.id not in gone])
+        assert rest.after == ""
 
     def test_tally_counts_what_is_due_and_what_was_tried(self, backend: Backend, clock: Clock) -> None:
         assert backend.outbox.tally(10) == OutboxTally(0, 0, 0)

@@ -218,11 +218,12 @@ def _keep(backend: RedisBackend) -> None:
 def _look_at_rows(backend: RedisBackend) -> None:
     send(backend, row := outgoing("scheduled", due_at=1))
     claim(backend)
-    send(backend, outgoing())
+    send(backend, *(outgoing() for _ in range(3)))
     backend.outbox.confirm("relay", [row.id], MINUTE)
     assert [glance.id for glance in backend.outbox.read([row.id])] == [row.id]
     assert row.id in [glance.id for glance in backend.outbox.tried(2**53, 500)]
-    assert backend.outbox.overdue(2**53, 500)
+    first = backend.outbox.overdue(2**53, 1)
+    assert len(backend.outbox.overdue(2**53, 500, first.after).rows) >= 2
     assert backend.outbox.tally(9).tried >= 1
 
 
