@@ -33,7 +33,7 @@ STATUSES = ("new", "paid", "packed", "sent", "lost")
 HANDLED, TIMEOUTS = 50, 20
 #: Milliseconds.
 BAR, COUNT_BAR, SHOW_BAR = 50, 20, 30
-#: A page, and a count, as often as four who follow ask, beside the steps of so many lives, which are lived so often without and with them.
+#: A page, and a count, as often as four who follow ask, beside the steps of so many lives, so often without and with them.
 LOOKS_EVERY_S, LIVES, BLOCKS = 0.25, 500, 21
 CODE = str(Path(__file__).resolve().parents[2])
 
