@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from collections.abc import Generator, Iterator
 
 import pytest
@@ -24,7 +25,12 @@ LONGEST = frozenset({"integration", "example_project"})
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Under xdist find servers once, before the workers start: they inherit the variables, and share a server that is our own."""
+    """Let what is started here be interrupted: a shell has commands in its background ignore that, and these their children.
+
+    Under xdist find servers once, before the workers start: they inherit the variables, and share a server that is our own.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", matrices.IN_TURN)
     if getattr(config.option, "numprocesses", None) and config.option.markexpr != "not server":
         for name in ("postgresql", "redis"):

@@ -124,15 +124,6 @@ def test_a_worker_that_does_not_start_says_why(clone: Path) -> None:
     assert "no saga backend serves the scheme nosuch://" in errors
 
 
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """Let what is started here be interrupted: a shell has commands in its background ignore that, and these their children."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_stops_the_worker(clone: Path) -> None:
     with started(clone, "--orders=3000") as process:  # which take longer than a lost interrupt is waited for
         worker = pid_of_worker(clone)
