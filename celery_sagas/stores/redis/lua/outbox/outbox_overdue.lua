@@ -28,8 +28,9 @@ local function count_up_to(at, id)
 end
 
 local first, reply, found, at = count_up_to(ARGV[6], ARGV[7]), { '', '' }, 0, 1
-local near = redis.call('ZRANGE', due, first, first + looked_at - 1, 'WITHSCORES')
-while near[at] and tonumber(near[at + 1]) <= soon and found < limit do
+local last = math.min(first + looked_at, redis.call('ZCOUNT', due, '-inf', string.format('%.0f', soon))) - 1
+local near = first > last and {} or redis.call('ZRANGE', due, first, last, 'WITHSCORES')
+while near[at] and found < limit do
   local id, due_at = near[at], tonumber(string.match(redis.call('HGET', outbox, near[at]) or '', '^%d+'))
   local _, tried_at = trial_of(id)
   local since = due_at and due_at > 0 and due_at or tonumber(near[at + 1])
