@@ -37,6 +37,8 @@ logger = logging.getLogger("celery_sagas")
 
 #: How many of the newest entries of an instance may have an answer that was given in the place of a task.
 _ENTRIES: Final = 50
+#: How many of them are read for what they have changed.
+_MOST_READ: Final = 10_000
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
@@ -78,11 +80,14 @@ class OperatedInstance:
         list if nothing is known.
 
         Args:
-            limit: How many entries of the journal are read.
+            limit: How many entries of the journal are read, from 1 to 10,000.
 
         Raises:
             StoreError: The store is away, or the record is damaged.
+            ValueError: The limit is none.
         """
+        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= _MOST_READ:
+            raise ValueError(f"limit={limit!r} is no number from 1 to {_MOST_READ:,}")
         return read_changes(self._backend, self.saga, self.lookup, self._runtime.settings.hidden, limit)
 
     def pause(self, reason: str, *, expected_version: int | None = None) -> Done:

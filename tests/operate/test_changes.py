@@ -101,6 +101,12 @@ def test_newest_instance_counts_also_when_it_has_ended(app: Celery, shop: Any) -
     assert instance(app, id=id).changes() == []
 
 
+@pytest.mark.parametrize("limit", [0, -1, 10_001, True, "5", 1.0])
+def test_limit_that_is_none(app: Celery, shop: Any, limit: Any) -> None:
+    with pytest.raises(ValueError, match="is no number from 1 to 10,000"):
+        instance(app).changes(limit=limit)
+
+
 def test_field_that_is_hidden_since_then(app: Celery, shop: Any, definitions: None) -> None:
     """What code that did not hide it has kept is not shown."""
 
