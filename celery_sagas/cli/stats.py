@@ -12,13 +12,13 @@ from celery_sagas.core.pending import PAUSED
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.listing import count_live
 from celery_sagas.errors import StoreUnavailable
+from celery_sagas.operate.choosing import LateRows
 from celery_sagas.operate.doctor import ask_workers
 from celery_sagas.operate.doctor.facts import named
 from celery_sagas.operate.doctor.workers import running_relays, unknown_steps
 from celery_sagas.operate.explain import LATE_MS
 from celery_sagas.operate.spans import span
 from celery_sagas.operate.switching import held_in
-from celery_sagas.stores.instances import MOST
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.switches import Switch
 from celery_sagas.worker.runtime import Runtime
@@ -45,28 +45,30 @@ def stats(context: click.Context, has_relays: bool, as_json: bool) -> None:
     none is at work, or none knows them. A backend does not know its relays: only the workers tell which are at work.
     """
     with opened(context) as runtime:
-        facts, away = _facts(runtime)
+        facts, errors = _facts(runtime)
         if has_relays:
-            facts.append(_of_relays(runtime))
+            relays, refusals = _of_relays(runtime)
+            facts += relays
+            errors += refusals
     if as_json:
         tables.print_json(facts)
     else:
         _print(facts)
-    for error in away:
-        click.echo(f"Error: {tables.sentence(str(error))}", err=True)
-    if away:
+    for error in errors:
+        click.echo(f"Error: {tables.sentence(error)}", err=True)
+    if errors:
         raise click.exceptions.Exit(1)
 
 
-def _facts(runtime: Runtime) -> tuple[list[dict[str, Any]], list[StoreUnavailable]]:
+def _facts(runtime: Runtime) -> tuple[list[dict[str, Any]], list[str]]:
     """Return what is known of each saga and backend, and the errors of the backends that are away."""
-    facts, away = list[dict[str, Any]](), list[StoreUnavailable]()
+    facts, away = list[dict[str, Any]](), list[str]()
     for backend in runtime.backends:
         try:
             facts += [*_of_sagas(backend, runtime.backends.sagas_in(backend)), _of_backend(backend)]
             facts += map(_of_switch, held_in(backend))
         except StoreUnavailable as exc:
-            away.append(exc)
+            away.append(str(exc))
     return facts, away
 
 
@@ -91,31 +93,30 @@ def _oldest(backend: Backend, name: str) -> Any:
 def _of_backend(backend: Backend) -> dict[str, Any]:
     tally, now = backend.outbox.tally(tables.COUNTED + 1), backend.outbox.time()
     oldest = now - tally.oldest_due_at if tally.oldest_due_at else None
+    rows = LateRows(backend, now - LATE_MS)
+    untaken = sorted({row.task for row in rows.untried()})
     return {
         "backend": backend.url,
         "due": tally.due,
         "oldest_due_ms": oldest,
         "tried": tally.tried,
         "dead_letters": backend.dead.count(),
-        "untaken": sorted({row.task for row in backend.outbox.overdue(now - LATE_MS, MOST).rows}),
+        "untaken": untaken,
+        "may_be_more_untaken": bool(rows.cut),
     }
 
 
-def _of_relays(runtime: Runtime) -> dict[str, Any]:
-    """Return what the workers that answer say of their relays.
-
-    Raises:
-        ClickException: They cannot be asked.
-    """
+def _of_relays(runtime: Runtime) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return what the workers that answer say of their relays, or the error if they cannot be asked."""
     broker, asked = ask_workers(runtime.app, runtime.settings)
     if asked is None:
-        raise click.ClickException(tables.line(f"the broker cannot be asked for the relays: {broker.error}"))
+        return [], [f"the broker cannot be asked for the relays: {broker.error}"]
     if not asked.can_be_asked:
-        raise click.ClickException("workers cannot be asked over this broker, and nobody else knows the relays")
+        return [], ["workers cannot be asked over this broker, and nobody else knows the relays"]
     relays = running_relays(asked)
     swept = [relay.swept_ms for relay in relays if relay.swept_ms is not None]
     about = {"workers": len(asked.workers), "last_sweep_ms": min(swept, default=None)}
-    return {"relays": len(relays), **about, "unknown_steps": unknown_steps(asked)}
+    return [{"relays": len(relays), **about, "unknown_steps": unknown_steps(asked)}], []
 
 
 def _of_switch(switch: Switch) -> dict[str, Any]:
@@ -154,7 +155,7 @@ def _numbers(facts: dict[str, Any]) -> tables.Row:
         _ago(facts["oldest_due_ms"]),
         tried,
         f"{facts['dead_letters']:,}",
-        named(facts["untaken"]) or "-",
+        ", ".join([*[named(facts["untaken"])] * bool(facts["untaken"]), *["…"] * facts["may_be_more_untaken"]]) or "-",
     )
 
 

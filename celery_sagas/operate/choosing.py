@@ -155,9 +155,10 @@ class LateRows:
             after = page[-1].place
         else:
             self._cut.add("tried")
-        yield from self._untried()
+        yield from self.untried()
 
-    def _untried(self) -> Iterator[OutboxGlance]:
+    def untried(self) -> Iterator[OutboxGlance]:
+        """Yield those that no relay has taken, read in pages."""
         after, seen = "", set[str]()
         for _ in range(LOOKED_AT // MOST):
             page = self._outbox.overdue(self._before, MOST, after)

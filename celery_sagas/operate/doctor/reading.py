@@ -15,6 +15,7 @@ from celery_sagas.core.registry import registry
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.step import StepDefinition
 from celery_sagas.errors import ConfigurationError, DefinitionError, SagaError
+from celery_sagas.operate.choosing import LateRows
 from celery_sagas.operate.doctor.facts import Broker, Configuration, Store
 from celery_sagas.operate.explain import LATE_MS
 from celery_sagas.operate.graphs import registered_graph
@@ -228,7 +229,7 @@ def _stored(
     ahead_ms = ahead(backend.outbox.time)
     now, tally, oldest_at = backend.outbox.time(), backend.outbox.tally(_ROWS), backend.journal.oldest_at()
     tried = list(islice(_tried(backend, now), _ROWS))
-    untaken = [row for row in backend.outbox.overdue(now - LATE_MS, MOST).rows if row.kind != "sent"]
+    untaken = [row for row in islice(LateRows(backend, now - LATE_MS).untried(), _ROWS) if row.kind != "sent"]
     late = [row for row in tried if not row.attempts and row.tried_at <= now - LATE_MS]
     return Store(
         facts.url,
