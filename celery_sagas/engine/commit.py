@@ -5,13 +5,14 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
-from pydantic_core import to_json
+from pydantic_core import PydanticSerializationError, to_json
 
 from celery_sagas.core.changes import changes_of
 from celery_sagas.core.codec import dump
 from celery_sagas.core.context import StepContext
 from celery_sagas.core.history import digests_of, keep_message, shown_fields
 from celery_sagas.core.ids import row_id
+from celery_sagas.core.nesting import LEVELS, is_deeper
 from celery_sagas.core.pending import NOTHING, TIMEOUTS, Keys, Pending
 from celery_sagas.core.requests.requests import REQUESTS, Addressed, Request
 from celery_sagas.core.requests.undo import MOST
@@ -40,6 +41,8 @@ from celery_sagas.stores.records import SERIES, Change, Effects, Entry, NewRecor
 MESSAGES = 1_000
 #: The maximum size of all messages of one commit together, as a multiple of the maximum size of a state.
 STATES_IN_MESSAGES = 8
+#: How many levels of the pending map are left for a signature that it keeps: it lies deeper once it is being undone.
+_LEVELS_LEFT: Final = 8
 #: What the journal's details say of outgoing rows, and of which kinds.
 _DETAILED: Final = {"sent": ("sent",), "scheduled": ("scheduled", SERIES), "deadline": ("deadline",)}
 #: Why a message was ignored or deferred: the instance was in another status, or an operator has paused it.
@@ -212,9 +215,21 @@ def _pending(run: Run, key: str, pending: Pending, keys: Keys, tags: Keys, rows:
         raise run.refuse(key, f"it waits for {count} answers, and {REQUESTS:,} are allowed: use gather() for many of one kind")
     if (count := pending.to_undo) > MOST:
         raise run.refuse(key, f"it has {count} pieces of work to undo, and {MOST:,} are allowed")
-    return Pending(
-        keys, timeouts, requests, pending.requester, pending.undo, pending.deferred, tags, pending.paused, pending.more
-    ).text()
+    kept = (keys, timeouts, requests, pending.requester, pending.undo, pending.deferred, tags, pending.paused, pending.more)
+    return _readable(run, key, Pending(*kept))
+
+
+def _readable(run: Run, key: str, pending: Pending) -> str:
+    """Return the text of the pending map; refuse one that could not be read again."""
+    levels = LEVELS if pending.undo.undoing else LEVELS - _LEVELS_LEFT
+    try:
+        text = pending.text()
+    except PydanticSerializationError:  # it is nested more deeply still
+        text = ""
+    if not text or is_deeper(text, levels):
+        problem = "the arguments of what it may send again, or undo, are nested too deeply"
+        raise run.refuse(key, f"{problem}: in all {levels} levels are allowed")
+    return text
 
 
 def _row_of(run: Run, message_id: str) -> str:

@@ -56,8 +56,8 @@ COMMITS = (
     Mutation(
         "commits",
         "engine/commit.py",
-        "pending.undo, pending.deferred, tags, pending.paused, pending.more\n",
-        "pending.undo, pending.deferred, tags, pending.paused\n",
+        "pending.undo, pending.deferred, tags, pending.paused, pending.more)\n",
+        "pending.undo, pending.deferred, tags, pending.paused)\n",
         "What newer code keeps with an instance is written back as it is.",
     ),
 )
