@@ -10,6 +10,7 @@ from celery_sagas.core.codec import encoded_fields
 from celery_sagas.core.hidden import HIDDEN, fields_in, mark, marked, replaced
 from celery_sagas.core.history import ordered
 from celery_sagas.core.keys import unwrap
+from celery_sagas.core.nesting import LEVELS_KEPT, is_deeper
 from celery_sagas.core.saga import VALUES, SagaDefinition
 from celery_sagas.core.state import State
 from celery_sagas.errors import BUGS
@@ -65,15 +66,16 @@ def changed_names(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def _values(saga: SagaDefinition, names: Sequence[str], old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of fields before and after, without hidden ones; of those that are too large, the sizes."""
+    """Return the values of fields before and after, without hidden ones; of those too large, or nested too deeply, the sizes."""
     left, values, sizes = MOST_OF_ALL_VALUES, dict[str, list[Any]](), dict[str, list[int]]()
     for name in names:
         kept: list[Any] = []
         large: list[int] = []
         for fields in (old, new):
             value = _without_hidden(saga, name, fields.get(name))
-            size = len(to_json(value))
-            is_kept = size <= min(left, MOST_OF_A_VALUE)
+            text = to_json(value)
+            size = len(text)
+            is_kept = size <= min(left, MOST_OF_A_VALUE) and not is_deeper(text.decode(), LEVELS_KEPT)
             left -= size if is_kept else 0
             kept.append(value if is_kept else None)
             large.append(0 if is_kept else size)

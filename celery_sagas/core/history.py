@@ -8,12 +8,13 @@ from datetime import datetime
 from typing import Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import from_json, to_json
+from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from celery_sagas.core.codec import encoded_fields, validation_problems
 from celery_sagas.core.comparison import fields_of, parts_of
 from celery_sagas.core.context import SagaView
 from celery_sagas.core.hidden import HIDDEN, mark, marked, replaced
+from celery_sagas.core.nesting import LEVELS_KEPT, is_deeper
 from celery_sagas.core.requests.requests import Addressed
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.state import State
@@ -127,14 +128,26 @@ def keep_message(
 
 def _kept_arguments(step: StepDefinition, bound: Mapping[str, Any]) -> dict[str, Any]:
     arguments, hidden = dict(bound), sorted(step.hidden & bound.keys())
+    text = _shallow_text(arguments)
+    if text is None:
+        return {"arguments": None, "omitted": f"its arguments are nested too deeply, and {LEVELS_KEPT} levels are kept"}
     if hidden:
-        arguments = from_json(to_json(arguments))
+        arguments = from_json(text)
         annotations = step.arguments.annotations
         arguments |= {name: replaced(annotations[name], arguments[name], mark) for name in hidden}
-    size = len(to_json(arguments))
-    if size > MOST_BYTES:
+        text = to_json(arguments)
+    if (size := len(text)) > MOST_BYTES:
         return {"arguments": None, "omitted": f"its arguments have {size:,} bytes, and {MOST_BYTES:,} are kept"}
     return {"arguments": arguments, "hidden": hidden} if hidden else {"arguments": arguments}
+
+
+def _shallow_text(arguments: Mapping[str, Any]) -> bytes | None:
+    """Return arguments as JSON; ``None`` if they are nested more deeply than is kept, or cannot be encoded for that."""
+    try:
+        text = to_json(arguments)
+    except PydanticSerializationError:
+        return None
+    return None if is_deeper(text.decode(), LEVELS_KEPT) else text
 
 
 def shown_fields(saga: SagaDefinition, state: State) -> dict[str, Any]:

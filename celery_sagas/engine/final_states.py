@@ -54,7 +54,10 @@ def completion(backend: Backend, saga: SagaDefinition, entry: Entry) -> Outcome[
     outcome = read_entry(entry)
     if saga.keep_ms is None:
         return outcome
-    final = from_json(entry.detail).get(FINAL)
+    try:
+        final = from_json(entry.detail).get(FINAL)
+    except ValueError as exc:
+        raise UnreadableState(saga.name, entry.key, f"the entry of its completion: {exc}") from exc
     if final is None or backend.outbox.time() >= entry.at + saga.keep_ms:
         return outcome
     return outcome._replace(state=_load(saga, entry, final))

@@ -50,7 +50,11 @@ def has_changed_it(entry: Entry) -> bool:
 
 def _messages(saga: SagaDefinition, entries: Sequence[Entry]) -> Iterator[HandledMessage]:
     for entry in entries:
-        detail = from_json(entry.detail)
+        try:
+            detail = from_json(entry.detail)
+        except ValueError as exc:
+            problem = f"the journal's entry of version {entry.version} cannot be read ({exc})"
+            raise HistoryError(saga.name, entry.key, problem) from exc
         if "dead_letter" in detail:
             detail["message"] = {"omitted": _DISCARDED}
         elif "act" in detail:

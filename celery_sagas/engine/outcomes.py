@@ -56,8 +56,11 @@ class Outcome(NamedTuple, Generic[StateT_co]):
 
 
 def read_entry(entry: Entry) -> Outcome:
-    """Return the outcome that an entry of the journal records."""
-    reason = str(from_json(entry.detail).get("reason", ""))
+    """Return the outcome that an entry of the journal records; without a reason, if its details cannot be read."""
+    try:
+        reason = str(from_json(entry.detail).get("reason", ""))
+    except ValueError:  # it is nested too deeply
+        reason = ""
     at = utc_time(entry.at)
     key, instance_id, version = entry.key, entry.instance_id, entry.version
     return Outcome(

@@ -199,6 +199,17 @@ def test_only_the_first_differences_are_shown(app: Celery, worker: Worker) -> No
     assert lines[-2:] == ["and 2 more differ", "12 instances were replayed, 12 of them with a difference."]
 
 
+def test_what_cannot_be_read_is_one_of_those_that_cannot_be_replayed(app: Celery, worker: Worker) -> None:
+    place_three(worker)
+    journal = backend_of(app).sagas._state.journal  # type: ignore[attr-defined]
+    unread = next(handling for handling, entry in journal.items() if entry.key == "2")
+    journal[unread] = journal[unread]._replace(detail="[" * 300 + "]" * 300)
+    result = run(app, "replay", "order", "--since", "1d")
+    assert "order '2': the journal's entry of version" in result.output
+    assert result.output.splitlines()[-2].startswith("2 instances were replayed")
+    assert result.output.splitlines()[-1] == "1 could not be replayed."
+
+
 def test_a_saga_without_history(app: Celery, worker: Worker) -> None:
     place_three(worker, history=None)
     result = run(app, "export", "order", "1")

@@ -147,6 +147,15 @@ def test_large_value_is_named_with_its_size():
     }
 
 
+def test_deeply_nested_value_is_named_with_its_size():
+    """Else the entry could not be read again."""
+    deep, deeper = (json.loads("[" * levels + "]" * levels) for levels in (50, 52))
+    assert changes(BEFORE, {**BEFORE, "more": {"a": [{}] * 99}})["values"]["more"][1] == {"a": [{}] * 99}
+    assert changes(BEFORE, {**BEFORE, "new": deep}) == {"changed": ["new"], "values": {"new": [None, deep]}}
+    kept = {"changed": ["new"], "values": {"new": [None, None]}, "sizes": {"new": [0, 104]}}
+    assert changes(BEFORE, {**BEFORE, "new": deeper}) == kept
+
+
 def test_all_values_together_are_bounded():
     names = [f"field-{number}" for number in range(20)]
     kept = changes(BEFORE, {**BEFORE, **dict.fromkeys(names, "x" * 1_000)})

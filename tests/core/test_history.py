@@ -80,6 +80,19 @@ def test_large_arguments_are_not_kept():
     assert kept["omitted"] == "its arguments have 16,399 bytes, and 16,384 are kept"
 
 
+@pytest.mark.parametrize("levels", [51, 199, 300])
+def test_deeply_nested_arguments_are_not_kept(levels):
+    """Else the entry could not be read again."""
+    value = []
+    for _ in range(levels - 1):
+        value = [value]
+    if levels == 51:
+        assert keep(order_id=value[0][0])["arguments"] == {"order_id": value[0][0]}
+    kept = keep(order_id=value, pin="secret-pin")
+    assert kept["arguments"] is None
+    assert kept["omitted"] == "its arguments are nested too deeply, and 50 levels are kept"
+
+
 def test_the_address_and_the_requester_are_kept():
     address = {"saga": "shop", "instance": "i", "request": "r", "then": ["shop.done", ["secret"], {}, True, {}]}
     kept = keep_message(PLACE, {}, view=NEW, sent_to=Addressed("i1", "t1", "answer"), asked_by=address)

@@ -249,6 +249,17 @@ class TestReading:
         with pytest.raises(NewerState):
             ended(engine)
 
+    def test_unreadable_entry(self, engine: Engine) -> None:
+        """It is nested too deeply; without a final state to read it is read without its reason."""
+        engine.handle(AT_ONCE, order_id="42")
+        journal = engine.backend.sagas._state.journal  # type: ignore[attr-defined]
+        ((handling, entry),) = journal.items()
+        journal[handling] = entry._replace(detail="[" * 300 + "]" * 300)
+        with pytest.raises(UnreadableState, match="the entry of its completion"):
+            ended(engine)
+        outcome = ended(engine, Unkept)
+        assert (outcome.kind, outcome.reason, outcome.state) == ("completed", "", None)
+
     @pytest.mark.parametrize(
         "final",
         [

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from celery_sagas.core.state import State
+from celery_sagas.engine.final_states import completion
 from celery_sagas.engine.history import history_of
+from celery_sagas.engine.outcomes import read_entry
 from celery_sagas.errors import HistoryError
 from celery_sagas.testing.clock import Clock
 from tests.engine.conftest import Engine, handler, starter
@@ -116,3 +118,34 @@ def test_an_entry_of_older_code_is_refused(engine: Engine) -> None:
     assert old is not None
     with pytest.raises(HistoryError, match="It was handled by code without"):
         read(engine, saga=Kept)
+
+
+def test_an_entry_that_cannot_be_read_is_refused(engine: Engine) -> None:
+    engine.handle(WEIGH, number="1")
+    journal = engine.backend.sagas._state.journal  # type: ignore[attr-defined]
+    ((handling, entry),) = journal.items()
+    journal[handling] = entry._replace(detail="[" * 300 + "]" * 300)
+    with pytest.raises(HistoryError, match="parcel '1': the journal's entry of version 1 cannot be read"):
+        read(engine)
+
+
+@pytest.mark.parametrize("history", ["values", "messages", ("messages", "values")])
+def test_what_is_nested_deeply_leaves_the_history_readable(engine: Engine, history: Any) -> None:
+    class Deep(State, correlate_by="number", name="deep", history=history, keep=60):
+        number: str
+        note: Any = None
+
+    def note(deep: Deep, number: str, value: Any) -> None:
+        deep.note = value
+
+    def finish(deep: Deep, number: str, value: Any) -> None:
+        deep.note = value
+        deep.complete()
+
+    for number, step in enumerate((starter(note, saga=Deep), handler(note, saga=Deep), handler(finish, saga=Deep))):
+        engine.handle(step, number="1", value=json.loads("[" * (198 + number) + "]" * (198 + number)))
+    entries = engine.backend.journal.history(["deep"], "1", 9)
+    assert [read_entry(entry).kind for entry in entries] == ["started", "handled", "completed"]
+    assert completion(engine.backend, Deep.__saga__, entries[-1]).state.number == "1"
+    if "messages" in history:
+        assert [each.arguments for each in read(engine, saga=Deep).messages] == [None] * 3
