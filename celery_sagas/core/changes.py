@@ -8,7 +8,7 @@ from pydantic_core import from_json, to_json
 
 from celery_sagas.core.codec import encoded_fields
 from celery_sagas.core.hidden import HIDDEN, fields_in, mark, marked, replaced
-from celery_sagas.core.history import ordered
+from celery_sagas.core.history import canonical, ordered
 from celery_sagas.core.keys import unwrap
 from celery_sagas.core.nesting import LEVELS_KEPT, is_deeper
 from celery_sagas.core.saga import VALUES, SagaDefinition
@@ -52,6 +52,9 @@ def changes_of(saga: SagaDefinition, before: str | None, after: str, state: Stat
     new = from_json(after)
     old = {**_defaults(cls), **{name: new[name] for name in saga.correlate_by}} if before is None else from_json(before)
     names = changed_names(old, new)
+    if before is not None and (equal := {name for name in names if name in new and old.get(name, _ABSENT) == new[name]}):
+        read = _read_today(cls, before)
+        names = [name for name in names if name not in equal or not is_same(read.get(name, _ABSENT), new[name])]
     if names and _has_sets(cls):
         names = [name for name in names if not _is_reordered(state.__dict__.get(name), old.get(name), new.get(name))]
     if len(names) > MOST_NAMED or sum(map(len, names)) > _MOST_IN_NAMES:
@@ -61,8 +64,23 @@ def changes_of(saga: SagaDefinition, before: str | None, after: str, state: Stat
 
 def changed_names(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Return the names of the fields that differ: those of the new ones in their order, then those that are gone."""
-    changed = [name for name, value in new.items() if old.get(name, _ABSENT) != value]
+    changed = [name for name, value in new.items() if not is_same(old.get(name, _ABSENT), value)]
     return changed if old.keys() <= new.keys() else [*changed, *(name for name in old if name not in new)]
+
+
+def is_same(old: Any, new: Any) -> bool:
+    """Return whether two JSON values have the same text but for the order of keys: ``0`` and ``False`` are equal, and differ."""
+    if old != new:
+        return False
+    return old is new or isinstance(old, str) or to_json(old) == to_json(new) or canonical(old) == canonical(new)
+
+
+def _read_today(cls: type[State], text: str) -> Mapping[str, Any]:
+    """Return the JSON values of a state as today's code writes it again: it may write ``0`` of a float as ``0.0``."""
+    try:
+        return encoded_fields(cls.model_validate_json(text))
+    except BUGS:  # older code wrote it
+        return {}
 
 
 def _values(saga: SagaDefinition, names: Sequence[str], old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,4 +144,4 @@ def _holds_set(annotation: Any, within: frozenset[Any]) -> bool:
 
 def _is_reordered(value: object, old: Any, new: Any) -> bool:
     """Return whether two encoded forms of a value differ in the order of its sets alone."""
-    return bool(ordered(value, old) == ordered(value, new))
+    return is_same(ordered(value, old), ordered(value, new))

@@ -163,17 +163,18 @@ def shown_fields(saga: SagaDefinition, state: State) -> dict[str, Any]:
 
 def digests_of(fields: Mapping[str, Any]) -> dict[str, str]:
     """Return a digest of each of the fields that ``shown_fields`` has returned."""
-    return {name: hashlib.sha256(_canonical(value).encode()).hexdigest()[:_DIGEST] for name, value in fields.items()}
+    return {name: hashlib.sha256(canonical(value).encode()).hexdigest()[:_DIGEST] for name, value in fields.items()}
 
 
-def _canonical(value: Any) -> str:
+def canonical(value: Any) -> str:
+    """Return a JSON value as text that does not depend on the order of its keys."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def ordered(value: object, encoded: Any) -> Any:
     """Return the JSON values of an object with those of sets in an order, which differs from process to process."""
     if isinstance(value, set | frozenset) and isinstance(encoded, list) and len(value) == len(encoded):
-        return sorted(map(ordered, value, encoded), key=_canonical)
+        return sorted(map(ordered, value, encoded), key=canonical)
     parts = parts_of(value)
     if isinstance(encoded, list) and parts is not None and len(parts) == len(encoded):
         return [ordered(*pair) for pair in zip(parts.values(), encoded, strict=True)]

@@ -98,6 +98,21 @@ def test_fields_that_have_another_value(after, values):
     assert found == {"changed": list(values), **({"values": values} if values else {})}
 
 
+EQUAL = [(0, False), (True, 1), (1, 1.0), (1.0, True), ([1, {"a": 0}], [1, {"a": False}]), ({"a": [1]}, {"a": [1.0]})]
+
+
+@pytest.mark.parametrize(("old", "new"), EQUAL)
+def test_equal_value_of_another_type(old, new):
+    found = changes({**BEFORE, "new": old}, {**BEFORE, "new": new})
+    assert repr(found) == repr({"changed": ["new"], "values": {"new": [old, new]}})
+    assert changes({**BEFORE, "new": old}, {**BEFORE, "new": old, "total": 2})["changed"] == ["total"]
+
+
+def test_order_of_keys_is_no_change():
+    assert changes({**BEFORE, "new": [{"a": 1, "b": 0}]}, {**BEFORE, "new": [{"b": 0, "a": 1}]}) == {"changed": []}
+    assert changes({**BEFORE, "new": [{"a": 1, "b": 0}]}, {**BEFORE, "new": [{"b": False, "a": 1}]})["changed"] == ["new"]
+
+
 def test_field_that_is_gone_comes_last():
     assert changes({"old": 5, **BEFORE}, {**BEFORE, "total": 2}) == {
         "changed": ["total", "old"],

@@ -13,6 +13,7 @@ from celery_sagas.core.pending import PAUSED
 from celery_sagas.core.requests.requests import ReplyKind, Target
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.sending import SerializedMessage
+from celery_sagas.core.state import State
 from celery_sagas.engine.acts.acting import Act, Done, Planner, Subject, perform
 from celery_sagas.engine.acts.verbs import fire, patch, pause, reindex, resume, settle, skip, terminate
 from celery_sagas.engine.instance import lookup_in
@@ -31,7 +32,7 @@ from celery_sagas.errors import (
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.records import KEY, Change, Lookup
 from celery_sagas.testing.samples import effects
-from tests.engine.conftest import Engine
+from tests.engine.conftest import Engine, starter
 from tests.engine.test_deferring import NOTED, noted
 from tests.engine.tickets import ASKER, MESSAGES, Ticket, Tickets, rewrite, rows, steps, tickets
 
@@ -362,6 +363,18 @@ class TestReindex:
 
 
 class TestPatch:
+    @pytest.mark.parametrize(("old", "new"), [(0, False), (True, 1), (1, 1.0), ([0], [0.0])])
+    def test_equal_value_of_another_type(self, engine: Engine, old: object, new: object) -> None:
+        class Note(State, correlate_by="number", name="note"):
+            number: str
+            text: Any = None
+
+        def write(note: Note, number: str) -> None:
+            note.text = old
+
+        engine.handle(starter(write, saga=Note), number="1")
+        assert act(engine, changing(text=new), saga=Note.__saga__).text == "has changed: text"
+
     def test_changes_state_keys_and_status(self, engine: Engine) -> None:
         made = tickets(engine, "defer")
         made.come("message")

@@ -84,6 +84,24 @@ def test_each_message_of_a_step(engine: Engine) -> None:
     ]
 
 
+def test_number_that_is_only_written_otherwise(engine: Engine) -> None:
+    """The default of the first message is no float, and is read as one."""
+
+    class Scale(State, correlate_by="number", history="values"):
+        number: str
+        grams: float = 0
+        note: Any = 0
+
+    def rest(scale: Scale, number: str, note: Any) -> None:
+        scale.note = note
+
+    engine.handle(starter(rest, saga=Scale), number="1", note=1)
+    engine.handle(handler(rest, saga=Scale), number="1", note=True)
+    engine.handle(handler(rest, saga=Scale), number="1", note=True)
+    kept = [{"changed": ["note"], "values": {"note": note}} for note in ([0, 1], [1, True])]
+    assert repr(details(engine, "scale")) == repr([*kept, {"changed": []}])
+
+
 def test_last_message_of_an_instance_whose_final_state_is_kept(engine: Engine) -> None:
     engine.handle(starter(weigh, saga=Kept), number="1", weight=3)
     engine.handle(handler(end, saga=Kept), number="1", weight=1)

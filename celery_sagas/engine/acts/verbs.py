@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from pydantic_core import from_json, to_json
 
+from celery_sagas.core.changes import is_same
 from celery_sagas.core.codec import dump, load
 from celery_sagas.core.pending import NOTHING, PAUSED, Keys, Pause, Pending
 from celery_sagas.core.requests.requests import Request
@@ -277,4 +278,4 @@ def _listed(subject: Subject, state: State) -> tuple[Keys, Keys]:
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Return the names of the fields that differ."""
-    return [name for name in dict.fromkeys((*before, *after)) if before.get(name) != after.get(name)]
+    return [name for name in dict.fromkeys((*before, *after)) if not is_same(before.get(name), after.get(name))]
