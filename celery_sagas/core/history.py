@@ -3,7 +3,7 @@
 import hashlib
 import json
 from codecs import BOM_UTF8
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Literal, Self
 
@@ -19,7 +19,7 @@ from celery_sagas.core.requests.requests import Addressed
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.state import State
 from celery_sagas.core.step import StepDefinition
-from celery_sagas.errors import HistoryError, problems_text
+from celery_sagas.errors import BUGS, HistoryError, problems_text
 
 #: The most bytes of arguments that the journal keeps of one message.
 MOST_BYTES: Final = 16_384
@@ -181,10 +181,18 @@ def ordered(value: object, encoded: Any) -> Any:
     if not isinstance(encoded, dict) or parts is None:
         return encoded
     if isinstance(value, Mapping) and len(value) == len(encoded):
-        pairs = zip(encoded, parts.values(), strict=True)
-        return {name: ordered(part, encoded[name]) for name, part in pairs}
+        return {name: ordered(part, encoded[name]) for name, part in zip(_names_in(value, encoded), parts.values(), strict=True)}
     aliases = {info.serialization_alias or name: name for name, info in getattr(type(value), "model_fields", {}).items()}
     return {name: ordered(parts.get(aliases.get(name, name)), part) for name, part in encoded.items()}
+
+
+def _names_in(value: Mapping[Any, Any], encoded: Mapping[str, Any]) -> Sequence[str]:
+    """Return the names that the keys of a map have in JSON values of as many, which may be in another order."""
+    try:
+        names = list(value) if all(isinstance(key, str) for key in value) else list(from_json(to_json(dict.fromkeys(value))))
+    except BUGS:
+        return list(encoded)
+    return names if encoded.keys() == set(names) else list(encoded)  # the keys have a serializer of their own
 
 
 def message_of(detail: Mapping[str, Any], **about: Any) -> HandledMessage:

@@ -54,6 +54,14 @@ class Named(State, correlate_by="k", history="names"):
     size: int = 0
 
 
+class Mapped(State, correlate_by="k", history="names"):
+    """One with maps of sets."""
+
+    k: str
+    shops: dict[str, set[str]] = {}
+    sizes: dict[int, frozenset[int]] = {}
+
+
 class Undefined(State, correlate_by="k", history="names"):
     """One with a default that cannot be made."""
 
@@ -111,6 +119,14 @@ def test_equal_value_of_another_type(old, new):
 def test_order_of_keys_is_no_change():
     assert changes({**BEFORE, "new": [{"a": 1, "b": 0}]}, {**BEFORE, "new": [{"b": 0, "a": 1}]}) == {"changed": []}
     assert changes({**BEFORE, "new": [{"a": 1, "b": 0}]}, {**BEFORE, "new": [{"b": False, "a": 1}]})["changed"] == ["new"]
+
+
+def test_order_of_keys_and_of_sets_is_no_change():
+    before = {"k": "1", "shops": {"x": ["b", "a"], "y": ["c"]}, "sizes": {"1": [2, 1], "2": [3]}}
+    after = {"k": "1", "shops": {"y": ["c"], "x": ["a", "b"]}, "sizes": {"2": [3], "1": [1, 2]}}
+    assert changes(before, after, Mapped) == changes(after, before, Mapped) == {"changed": []}
+    assert changes(before, {**after, "shops": {"y": ["d"], "x": ["a", "b"]}}, Mapped) == {"changed": ["shops"]}
+    assert changes(before, {**after, "sizes": {"2": [3], "3": [1, 2]}}, Mapped) == {"changed": ["sizes"]}
 
 
 def test_field_that_is_gone_comes_last():
