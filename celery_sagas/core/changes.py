@@ -1,6 +1,7 @@
 """What a step has changed of the state, as the journal keeps it: the names of fields, and their values before and after."""
 
 from collections.abc import Mapping, Sequence, Set
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Final, Literal, get_args, get_origin
 
@@ -116,11 +117,23 @@ def _without_hidden(saga: SagaDefinition, name: str, value: Any) -> Any:
 
 @lru_cache(maxsize=4096)
 def _defaults(cls: type[State]) -> Mapping[str, Any]:
-    """Return the JSON values that the fields have by default."""
-    try:
-        return encoded_fields(cls.model_construct(None))
-    except BUGS:  # a factory needs other fields
-        return {}
+    """Return the JSON values that the fields have by default; without those whose factory needs a field that has none."""
+    values: dict[str, Any] = {}
+    for name, info in cls.model_fields.items():
+        with suppress(*BUGS):
+            if not info.is_required():
+                others = {"validated_data": values} if getattr(info, "default_factory_takes_validated_data", False) else {}
+                values[name] = info.get_default(call_default_factory=True, **others)
+    state = cls.__new__(cls)  # model_construct() would call a model_post_init that may need the key
+    parts: dict[str, Any] = {
+        "__dict__": values,
+        "__pydantic_fields_set__": set(),
+        "__pydantic_extra__": None,
+        "__pydantic_private__": None,
+    }
+    for part, value in parts.items():
+        object.__setattr__(state, part, value)
+    return encoded_fields(state)
 
 
 @lru_cache(maxsize=4096)

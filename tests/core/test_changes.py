@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr
 
 from celery_sagas.core.changes import MOST_COMPARED, MOST_NAMED, MOST_OF_A_VALUE, MOST_OF_ALL_VALUES, changes_of
 from celery_sagas.core.state import State
@@ -52,6 +52,20 @@ class Named(State, correlate_by="k", history="names"):
 
     k: str
     size: int = 0
+
+
+class Completed(State, correlate_by="k", history="names"):
+    """One with a method that needs the key."""
+
+    k: str
+    size: int = 0
+    label: str = ""
+    other: str = ""
+    labels: list[str] = Field(default_factory=list)
+    _seen: int = PrivateAttr(0)
+
+    def model_post_init(self, context: Any, /) -> None:
+        self.other = f"order {self.k}"
 
 
 class Mapped(State, correlate_by="k", history="names"):
@@ -144,8 +158,15 @@ def test_first_message_names_what_is_not_as_by_default():
 
 
 def test_default_that_cannot_be_made():
-    """Then none is known."""
-    assert changes(None, {"k": "1", "size": 0, "more": 0}, Undefined) == {"changed": ["size", "more"]}
+    """Only that one is unknown."""
+    assert changes(None, {"k": "1", "size": 0, "more": 0}, Undefined) == {"changed": ["more"]}
+
+
+@pytest.mark.parametrize("labels", [[], ["a"]])
+def test_defaults_of_a_state_that_is_completed_by_its_key(labels):
+    """They are known without it."""
+    after = {"k": "1", "size": 0, "label": "", "other": "order 1", "labels": labels}
+    assert changes(None, after, Completed) == {"changed": ["other", *(["labels"] if labels else [])]}
 
 
 def test_names_alone():
