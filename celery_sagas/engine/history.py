@@ -7,7 +7,7 @@ from pydantic_core import from_json
 
 from celery_sagas.clock import utc_time
 from celery_sagas.core.history import HandledMessage, History, message_of
-from celery_sagas.core.saga import SagaDefinition
+from celery_sagas.core.saga import VALUES, SagaDefinition
 from celery_sagas.engine.commit import PAUSED
 from celery_sagas.engine.outcomes import Kind
 from celery_sagas.errors import HistoryError
@@ -70,7 +70,8 @@ def _messages(saga: SagaDefinition, entries: Sequence[Entry]) -> Iterator[Handle
 
 def _remedy(saga: SagaDefinition) -> str:
     if not saga.keeps_messages:
-        declared = f'class {saga.cls.__name__}(Saga, …, history="messages")'
+        kept = '("messages", "values")' if saga.changes == VALUES else '"messages"'
+        declared = f"class {saga.cls.__name__}(Saga, …, history={kept})"
         return f"Declare {declared}; instances that begin from then on have a history"
     return 'It was handled by code without history="messages": instances that began later have a whole history'
 

@@ -78,6 +78,18 @@ def test_a_saga_without_history_keeps_nothing(engine: Engine) -> None:
         read(engine, saga=Letter)
 
 
+@pytest.mark.parametrize(("history", "named"), [("names", '"messages"'), ("values", r'\("messages", "values"\)')])
+def test_a_saga_that_keeps_changes_is_told_how_to_keep_its_messages_too(engine: Engine, history: str, named: str) -> None:
+    class Kept(State, correlate_by="number", name="letter", history=history):
+        number: str
+
+    def post(letter: Kept, number: str) -> None: ...
+
+    engine.handle(starter(post, saga=Kept), number="1")
+    with pytest.raises(HistoryError, match=rf"Declare class Kept\(Saga, …, history={named}\);"):
+        read(engine, saga=Kept)
+
+
 def test_an_instance_that_never_existed_has_none(engine: Engine) -> None:
     engine.handle(DELIVER, number="1")
     with pytest.raises(HistoryError, match=r"parcel '1': the journal knows no instance"):
