@@ -62,6 +62,9 @@ def _index(container: Any, part: str) -> str | int:
 def restored(edited: Any, fields: Any) -> Any:
     """Return edited values, in which each mark of a hidden value is replaced by the value at its place in the stored fields.
 
+    A list is told to be the stored one by its length, and a part of it that has marks by all that is visible of it: else a part
+    would get what is hidden in another one.
+
     Raises:
         ValueError: There is no such value.
     """
@@ -70,12 +73,23 @@ def restored(edited: Any, fields: Any) -> Any:
         return {name: restored(value, known.get(name, NOTHING)) for name, value in edited.items()}
     if isinstance(edited, list):
         known_parts = fields if isinstance(fields, list) and len(fields) == len(edited) else [NOTHING] * len(edited)
-        return [restored(*pair) for pair in zip(edited, known_parts, strict=True)]
+        pairs = zip(edited, known_parts, strict=True)
+        return [restored(part, known if _shows(part, known) else NOTHING) for part, known in pairs]
     if edited != MARK:
         return edited
     if fields is NOTHING:
-        raise ValueError(f"{MARK} stands where no hidden value is: write a value")
+        where = "where no hidden value is, or in a part of a list that is not the one stored at its place"
+        raise ValueError(f"{MARK} stands {where}: write a value, or change only what is to change with --set")
     return fields
+
+
+def _shows(shown: Any, stored: Any) -> bool:
+    """Return whether all that is visible of a value is that of a stored one."""
+    if isinstance(shown, dict) and isinstance(stored, dict):
+        return shown.keys() == stored.keys() and all(_shows(value, stored[name]) for name, value in shown.items())
+    if isinstance(shown, list) and isinstance(stored, list):
+        return len(shown) == len(stored) and all(map(_shows, shown, stored))
+    return shown in (MARK, stored)
 
 
 def finite(value: Any) -> Any:

@@ -53,6 +53,33 @@ class TestRestored:
         edited = {"pin": MARK, "cards": [{"number": MARK}, {"number": "3"}], "total": 2}
         assert restored(edited, stored) == {"pin": "secret", "cards": [{"number": "1"}, {"number": "3"}], "total": 2}
 
+    def test_part_of_a_list_without_marks_is_what_is_written(self) -> None:
+        stored = [{"name": "ann", "pin": "1"}, {"name": "bob", "pin": "2"}]
+        edited = [{"name": "ann", "pin": MARK}, {"name": "cyd", "pin": "3"}]
+        assert restored(edited, stored) == [stored[0], edited[1]]
+
+    @pytest.mark.parametrize(
+        "edited",
+        [
+            [{"name": "bob", "pin": MARK}, {"name": "cyd", "pin": "3"}],
+            [{"name": "ann", "pin": MARK, "note": "n"}, {"name": "bob", "pin": "2"}],
+            [{"name": "ann", "pin": "1"}, {"pin": MARK}],
+            [{"name": "ann", "pin": "1"}, ["bob", MARK]],
+        ],
+    )
+    def test_mark_in_a_part_of_a_list_that_is_another_one(self, edited: Any) -> None:
+        """It does not get what is hidden in the one that was there."""
+        stored = [{"name": "ann", "pin": "1"}, {"name": "bob", "pin": "2"}]
+        with pytest.raises(ValueError, match="in a part of a list that is not the one stored at its place"):
+            restored(edited, stored)
+
+    def test_mark_in_a_list_of_lists(self) -> None:
+        stored = [["a", [{"name": "ann", "pin": "1"}]], ["b", []]]
+        assert restored([["a", [{"name": "ann", "pin": MARK}]], ["c", []]], stored) == [stored[0], ["c", []]]
+        for moved in (["b", [{"name": "ann", "pin": MARK}]], ["a", [{"name": "bob", "pin": MARK}]]):
+            with pytest.raises(ValueError, match="not the one stored at its place"):
+                restored([moved, ["b", []]], stored)
+
     @pytest.mark.parametrize(("edited", "stored"), [({"new": MARK}, {}), ([MARK, MARK], ["a"]), (MARK, NOTHING)])
     def test_mark_without_a_value(self, edited: Any, stored: Any) -> None:
         with pytest.raises(ValueError, match="stands where no hidden value is"):
