@@ -330,6 +330,7 @@ class TestReindex:
         made = tickets(engine)
         done = act(engine, changing(status="open", code="c2"), saga=definition(schema_version=2))
         assert (done.changed, made.data["status"], made.record.schema_version) == (True, "open", 2)
+        assert done.text.endswith("status, and its schema from 1 to 2, so workers of older code leave it alone")
 
     def test_paused_instance_stays_paused(self, engine: Engine) -> None:
         made = paused(engine)
@@ -374,6 +375,22 @@ class TestPatch:
 
         engine.handle(starter(write, saga=Note), number="1")
         assert act(engine, changing(text=new), saga=Note.__saga__).text == "has changed: text"
+
+    def test_schema_that_rises_is_told_before(self, engine: Engine) -> None:
+        made = tickets(engine)
+        text = "has changed: status, and its schema from 1 to 2, so workers of older code leave it alone"
+        done = act(engine, changing(status="open"), saga=definition(schema_version=2), dry_run=True)
+        assert (done.changed, done.text, made.record.schema_version) == (False, text, 1)
+        assert act(engine, changing(status="open"), saga=definition(schema_version=2)).text == text
+        text = "has changed: only its schema from 2 to 3, so workers of older code leave it alone"
+        assert act(engine, changing(), id="act-2", saga=definition(schema_version=3)).text == text
+        again = act(engine, changing(status="new"), id="act-3", saga=definition(schema_version=3))
+        assert again.text == "has changed: status"
+
+    def test_other_text_of_equal_values(self, engine: Engine) -> None:
+        made = tickets(engine)
+        with_data(engine, made, json.dumps({**made.data, "extra": 1}))
+        assert act(engine, changing()).text == "has changed: only how it is written"
 
     def test_changes_state_keys_and_status(self, engine: Engine) -> None:
         made = tickets(engine, "defer")

@@ -1,6 +1,6 @@
 """The verbs: what an operator may do to an instance."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -117,7 +117,7 @@ def patch(subject: Subject, change: Callable[[dict[str, Any]], dict[str, Any]], 
     if (size := sum(len(text.encode()) for text in (after, commit.change.pending))) > most_bytes:
         problem = f"with what it waits for it has {size:,} bytes; saga_max_state_bytes allows {most_bytes:,}"
         raise InvalidState(saga.name, record.key, [("", problem)], _OTHER_VALUES)
-    return Plan(commit, f"has changed: {', '.join(paths) or 'only its schema'}", before, after)
+    return Plan(commit, f"has changed: {_what_changes(paths, record.schema_version, saga.schema_version)}", before, after)
 
 
 def reindex(subject: Subject) -> Plan:
@@ -235,6 +235,15 @@ def _leave_unsent(pending: Pending, request: Request) -> None:
 def _release_all(pending: Pending) -> None:
     for deferred in list(pending.deferred):
         pending.release(deferred)
+
+
+def _what_changes(fields: Sequence[str], before: int, after: int) -> str:
+    """Return what a patch changes, in words: fields, and the version of the schema."""
+    names = ", ".join(fields)
+    if before == after:
+        return names or "only how it is written"
+    schema = f"its schema from {before} to {after}, so workers of older code leave it alone"
+    return f"{names}, and {schema}" if names else f"only {schema}"
 
 
 def _with_messages(count: int) -> str:
