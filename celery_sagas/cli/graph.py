@@ -6,7 +6,7 @@ from typing import Final
 import click
 
 from celery_sagas.cli import tables
-from celery_sagas.cli.addresses import unknown
+from celery_sagas.cli.addresses import key_text, unknown
 from celery_sagas.cli.app import defined, opened, saga_named
 from celery_sagas.core.graph.checks import warnings_of
 from celery_sagas.core.graph.drawing import as_json, dot, drawing_of, mermaid, text
@@ -55,7 +55,7 @@ def graph(context: click.Context, names: tuple[str, ...], form: str, key: str | 
         raise click.UsageError("name one saga with --of")
     with opened(context) as runtime:
         saga = saga_named(names[0])
-        print_graphs([saga], form, lambda graph: _marks(graph, runtime.backends.of(saga), saga, key))
+        print_graphs([saga], form, lambda graph: _marks(graph, runtime.backends.of(saga), saga, key_text(saga, [key])))
 
 
 def print_graphs(sagas: Sequence[SagaDefinition], form: str, marks: Callable[[SagaGraph], Marks | None] = lambda _: None) -> None:

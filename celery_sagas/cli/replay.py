@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from celery_sagas.cli import tables
+from celery_sagas.cli.addresses import key_text
 from celery_sagas.cli.ages import milliseconds
 from celery_sagas.cli.app import opened, saga_named
 from celery_sagas.core.history import History
@@ -46,7 +47,7 @@ def replay(context: click.Context, name: str, keys: tuple[str, ...], since: int 
         saga = saga_named(name)
         journal = runtime.backends.of(saga).journal
         with replaying(runtime.app) as run:
-            for key in _given(keys) if since is None else journal.began(saga.names, since, limit):
+            for key in _given(saga, keys) if since is None else journal.began(saga.names, since, limit):
                 tally.add(saga.name, key, partial(_replay, run, journal, saga, key))
     if not as_json:
         click.echo(tables.block("\n".join(tally.lines())))
@@ -54,8 +55,9 @@ def replay(context: click.Context, name: str, keys: tuple[str, ...], since: int 
         raise click.exceptions.Exit(1)
 
 
-def _given(keys: tuple[str, ...]) -> Iterable[str]:
-    return dict.fromkeys(keys if keys != ("-",) else (line.rstrip("\r\n") for line in sys.stdin if line.strip()))
+def _given(saga: SagaDefinition, keys: tuple[str, ...]) -> Iterable[str]:
+    texts = keys if keys != ("-",) else (line.rstrip("\r\n") for line in sys.stdin if line.strip())
+    return dict.fromkeys(key_text(saga, [text]) for text in texts)
 
 
 @dataclass

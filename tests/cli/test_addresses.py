@@ -1,12 +1,15 @@
 """How an instance is named whose key has several parts."""
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery
+from click.testing import CliRunner
 
 from celery_sagas import Saga
+from celery_sagas.cli import sagas
 from tests.cli.test_describe import run
 
 WHY = ("--reason", "INC-881", "--actor", "ann")
@@ -37,6 +40,15 @@ def parcel(app: Celery, definitions: None) -> Any:
     pack("eu", 42)
     place("1")
     return Parcel
+
+
+@pytest.mark.parametrize("key", ['["eu","42"]', '["eu", 42]'])
+def test_key_that_is_one_word(app: Celery, parcel: Any, key: str) -> None:
+    assert "✓ pack" in run(app, "graph", "parcel", "--of", key).output
+    known = json.loads(run(app, "replay", "parcel", key, "--json").output)
+    assert (known["key"], known["messages"], known["problem"]) == ('["eu","42"]', 1, None)
+    result = CliRunner().invoke(sagas, ["replay", "parcel", "-"], obj=SimpleNamespace(app=app), input=f'{key}\n["eu","42"]\n')
+    assert "1 instance was replayed, 0 of them with a difference." in result.output
 
 
 @pytest.mark.parametrize("key", KEYS, ids=" ".join)
