@@ -95,12 +95,19 @@ def unknown(backend: Backend, saga: SagaDefinition, lookup: Lookup, sentence: st
     """Return what is said where nothing is found by a lookup: a sentence, and the keys most like that one; or its parts."""
     if lookup.property != KEY:
         return sentence
-    parts = saga.correlate_by
-    if len(parts) > 1 and _count_of_parts(lookup.value) != len(parts):
-        what = f"{tables.line(lookup.value)} is no key of {saga.name}, which has {_parts(parts)}"
-        return f"""{what}. Give each as a word, such as eu 42, or their JSON array, such as '["eu","42"]'"""
+    if problem := no_key(saga, lookup.value):
+        return problem
     nearest = _nearest(backend, saga, lookup.value)
     return f"{sentence.removesuffix('.')}. Did you mean {' or '.join(map(tables.line, nearest))}?" if nearest else sentence
+
+
+def no_key(saga: SagaDefinition, key: str) -> str:
+    """Return what is said of a key that has another number of parts than the saga's; empty if it has so many."""
+    parts = saga.correlate_by
+    if len(parts) == 1 or _count_of_parts(key) == len(parts):
+        return ""
+    what = f"{tables.line(key)} is no key of {saga.name}, which has {_parts(parts)}"
+    return f"""{what}. Give each as a word, such as eu 42, or their JSON array, such as '["eu","42"]'"""
 
 
 def _count_of_parts(key: str) -> int:

@@ -8,16 +8,17 @@ from typing import Any, Final
 import click
 
 from celery_sagas.cli import tables
-from celery_sagas.cli.addresses import key_text
+from celery_sagas.cli.addresses import key_text, no_key, unknown
 from celery_sagas.cli.ages import milliseconds
 from celery_sagas.cli.app import opened, saga_named
 from celery_sagas.clock import time_s
+from celery_sagas.engine.instance import lookup_in
 from celery_sagas.errors import StoreUnavailable
 from celery_sagas.operate.facts import detail_of
 from celery_sagas.operate.items import items_in
 from celery_sagas.operate.switching import name_in
 from celery_sagas.stores.ports import Backend
-from celery_sagas.stores.records import AuditEntry
+from celery_sagas.stores.records import KEY, AuditEntry
 from celery_sagas.worker.runtime import Runtime
 
 _COLUMNS: Final = ("AT", "WHO", "ACT", "SAGA", "KEY", "VERSION", "REASON")
@@ -53,10 +54,11 @@ def audit(
         first_at = 0 if since is None else time_s() * 1000 - since
         newest = takewhile(lambda entry: entry.at >= first_at, audits.newest())
         found = list(islice((entry for entry in newest if actor in (None, entry.actor)), limit))
+        said = "" if found or audits.away else audits.nothing()
         if as_json:
             tables.print_json(map(AuditEntry._asdict, found))
-        elif found or not audits.away:
-            tables.print_table(_COLUMNS, list(map(_row, found)), "No operator has done anything of the kind.")
+        elif found or said:
+            tables.print_table(_COLUMNS, list(map(_row, found)), said)
     for error in audits.away:
         click.echo(f"Error: {tables.sentence(str(error))}", err=True)
     if audits.away:
@@ -67,7 +69,7 @@ class _Audits:
     """The audits in all backends; one that is away does not hide what is in the others."""
 
     def __init__(self, runtime: Runtime, name: str | None, key: tuple[str, ...]) -> None:
-        saga = saga_named(name) if name is not None else None
+        self._saga = saga = saga_named(name) if name is not None else None
         self._backends = list(runtime.backends) if saga is None else [runtime.backends.of(saga)]
         self._asked: dict[str, Any] = {"names": saga.names} if saga is not None else {}
         if saga is not None and key:
@@ -82,6 +84,20 @@ class _Audits:
             if entry.id not in seen:
                 seen.add(entry.id)
                 yield entry
+
+    def nothing(self) -> str:
+        """Return what is said if there is no entry, with the keys that are most like the one that is given.
+
+        Raises:
+            ClickException: That is no key of the saga.
+        """
+        sentence = "No operator has done anything of the kind."
+        if self._saga is None or "key" not in self._asked:
+            return sentence
+        key = self._asked["key"]
+        if problem := no_key(self._saga, key):
+            raise click.ClickException(problem)
+        return unknown(self._backends[0], self._saga, lookup_in(self._saga, KEY, key), sentence)
 
     def _pages(self, backend: Backend) -> Iterator[AuditEntry]:
         after, is_first = "", True

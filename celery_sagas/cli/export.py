@@ -5,9 +5,12 @@ from typing import TextIO
 import click
 
 from celery_sagas.cli import tables
-from celery_sagas.cli.addresses import key_text
+from celery_sagas.cli.addresses import key_text, unknown
 from celery_sagas.cli.app import opened, saga_named
-from celery_sagas.engine.history import history_of
+from celery_sagas.engine.history import NO_INSTANCE, history_of
+from celery_sagas.engine.instance import lookup_in
+from celery_sagas.errors import HistoryError
+from celery_sagas.stores.records import KEY
 
 
 @click.command()
@@ -22,5 +25,12 @@ def export(context: click.Context, name: str, key: tuple[str, ...], output: Text
     """
     with opened(context) as runtime:
         saga = saga_named(name)
-        history = history_of(runtime.backends.of(saga).journal, saga, key_text(saga, key))
+        backend, text = runtime.backends.of(saga), key_text(saga, key)
+        try:
+            history = history_of(backend.journal, saga, text)
+        except HistoryError as exc:
+            if exc.problem != NO_INSTANCE:
+                raise
+            said = unknown(backend, saga, lookup_in(saga, KEY, text), tables.sentence(str(exc)))
+            raise click.ClickException(said) from exc
         output.write(tables.json_text(history.to_text()))

@@ -16,6 +16,8 @@ from celery_sagas.stores.records import Entry
 
 #: The most messages of a history.
 MESSAGES = 10_000
+#: The problem where there is no history at all.
+NO_INSTANCE = "the journal knows no instance"
 _OPERATED = "here an operator has acted on it"
 _PAUSED = "here it was paused by an operator, and the message has waited"
 _DISCARDED = "here an operator discarded a dead letter, so that the instance no longer waited for it"
@@ -36,7 +38,7 @@ def history_of(journal: Journal, saga: SagaDefinition, key: str) -> History:
     entries = journal.history(saga.names, key, MESSAGES)
     instance_id = next((entry.instance_id for entry in reversed(entries) if has_changed_it(entry)), "")
     if not instance_id:
-        raise HistoryError(saga.name, key, "the journal knows no instance", "The key is its canonical text, as in the log")
+        raise HistoryError(saga.name, key, NO_INSTANCE, "The key is its canonical text, as in the log")
     own = [entry for entry in entries if entry.instance_id == instance_id and has_changed_it(entry)]
     found = list(_messages(saga, sorted(own, key=lambda entry: entry.version)))
     _check_whole(saga, key, found, is_cut=len(entries) == MESSAGES)
