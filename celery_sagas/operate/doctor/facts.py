@@ -1,6 +1,6 @@
 """What the rules look at, and what they find. All of it is read by ``reading``; nothing here asks anybody."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final, Generic, NamedTuple, TypeVar
 
@@ -90,6 +90,7 @@ class Store:
     oldest_due_ms: int = 0  #: for how long the first of them is due
     failing: Sequence[OutboxGlance] = ()  #: rows that could not be published
     late: int = 0  #: timeouts and deadlines that were not handled for long
+    cut: Set[str] = frozenset()  #: of which of "due", "failing" and "late" there may be more
     dead_letters: int = 0
     journal_ms: int = 0  #: the age of the journal's oldest entry
     retention_ms: int = 0  #: how long the journal remembers

@@ -229,8 +229,10 @@ def _stored(
     ahead_ms = ahead(backend.outbox.time)
     now, tally, oldest_at = backend.outbox.time(), backend.outbox.tally(_ROWS), backend.journal.oldest_at()
     tried = list(islice(_tried(backend, now), _ROWS))
-    untaken = [row for row in islice(LateRows(backend, now - LATE_MS).untried(), _ROWS) if row.kind != "sent"]
+    untried = list(islice(LateRows(backend, now - LATE_MS).untried(), _ROWS))
+    untaken = [row for row in untried if row.kind != "sent"]
     late = [row for row in tried if not row.attempts and row.tried_at <= now - LATE_MS]
+    counted = {"due": tally.due, "failing": len(tried), "late": max(len(tried), len(untried))}
     return Store(
         facts.url,
         remarks=facts.remarks,
@@ -239,6 +241,7 @@ def _stored(
         oldest_due_ms=now - tally.oldest_due_at if tally.oldest_due_at else 0,
         failing=[row for row in tried if row.attempts],
         late=len(late) + len(untaken),
+        cut=frozenset(name for name, count in counted.items() if count >= _ROWS),
         dead_letters=backend.dead.count(),
         journal_ms=now - oldest_at if oldest_at else 0,
         retention_ms=int(retention_s(settings, backend) * 1000),

@@ -51,20 +51,26 @@ def apart(ahead_ms: int) -> str:
 
 def _outbox(facts: Store) -> Iterator[Found]:
     if facts.due and facts.oldest_due_ms > _WAITING_MS:
-        rows = "message is" if facts.due == 1 else "messages are"
+        count = _counted(facts, "due", facts.due, "message is", "messages are")
         sentence = (
-            f"{facts.due:,} {rows} due in the outbox, the first one for {span(facts.oldest_due_ms)}: no relay sends them, or "
+            f"{count} due in the outbox, the first one for {span(facts.oldest_due_ms)}: no relay sends them, or "
             "relays send too slowly"
         )
         yield Found(Level.WARN, sentence, _RELAYS)
     if facts.failing:
         first = facts.failing[0]
-        count = f"{len(facts.failing):,} message{'s' if len(facts.failing) > 1 else ''}"
+        count = _counted(facts, "failing", len(facts.failing), "message", "messages")
         sentence = (
             f"{count} in the outbox cannot be published, to {named(row.task for row in facts.failing)}: {first.error[:_ERROR]}. "
             "Each becomes a dead letter after saga_max_deliveries attempts"
         )
         yield Found(Level.WARN, sentence, _STUCK)
+
+
+def _counted(facts: Store, what: str, count: int, one: str, several: str) -> str:
+    """Return a count in words."""
+    text = f"{count:,} {one if count == 1 else several}"
+    return f"At least {text}" if what in facts.cut else text
 
 
 def _late(facts: Store) -> Iterator[Found]:
@@ -73,8 +79,8 @@ def _late(facts: Store) -> Iterator[Found]:
         sentence = f"There {letters}: messages that have failed for good, and whose sagas do not go on"
         yield Found(Level.WARN, sentence, "celery -A proj sagas dead groups    counts them by error; dead retry sends them again")
     if facts.late:
-        timeouts = "1 timeout or deadline is" if facts.late == 1 else f"{facts.late:,} timeouts or deadlines are"
-        sentence = f"{timeouts} due for more than 15 minutes, and not handled: their sagas wait"
+        count = _counted(facts, "late", facts.late, "timeout or deadline is", "timeouts or deadlines are")
+        sentence = f"{count} due for more than 15 minutes, and not handled: their sagas wait"
         yield Found(Level.WARN, sentence, _STUCK)
 
 

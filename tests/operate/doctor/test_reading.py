@@ -196,6 +196,28 @@ class TestStore:
         assert facts.journal_ms == LATE_MS + MINUTE
         assert LATE_MS <= facts.ahead_ms <= LATE_MS + MINUTE
 
+    @pytest.mark.parametrize(("rows", "cut"), [(3, {"due", "late"}), (4, set[str]())])
+    def test_counts_that_stop(
+        self, app: Celery, backend: Backend, monkeypatch: pytest.MonkeyPatch, rows: int, cut: set[str]
+    ) -> None:
+        """Three rows that no relay has taken; one of them is no timeout."""
+        send(backend, *(outgoing("scheduled", due_at=1) for _ in range(2)), outgoing(due_at=1))
+        later = backend.outbox.time() + LATE_MS + MINUTE
+        monkeypatch.setattr(MemoryOutbox, "time", lambda _: later)
+        monkeypatch.setattr("celery_sagas.operate.doctor.reading._ROWS", rows)
+        facts = stored(app)
+        assert (facts.due, facts.late, facts.cut) == (3, 2, cut)
+
+    @pytest.mark.parametrize(("rows", "cut"), [(1, {"failing", "late"}), (2, set[str]())])
+    def test_look_at_what_was_tried_stops(
+        self, app: Celery, backend: Backend, monkeypatch: pytest.MonkeyPatch, rows: int, cut: set[str]
+    ) -> None:
+        send(backend, outgoing())
+        backend.outbox.fail("relay", ids(claim(backend))[0], "no queue", HOUR)
+        monkeypatch.setattr("celery_sagas.operate.doctor.reading._ROWS", rows)
+        facts = stored(app)
+        assert (len(facts.failing), facts.cut) == (1, cut)
+
     def test_newer_instances(self, app: Celery, backend: Backend) -> None:
         """The sample has the schema version 3."""
         start(backend)

@@ -98,6 +98,9 @@ CASES: Iterable[tuple[str, Any, Level, str]] = [
     ("D14", stored(due=1, oldest_due_ms=2 * MINUTE), WARN, "1 message is due"),
     ("D14", stored(failing=[row()]), WARN, "1 message in the outbox cannot be published, to billing.charge: no queue 'billing'"),
     ("D14", stored(failing=[row()] * 2), WARN, "2 messages in the outbox cannot be published, to billing.charge: no"),
+    ("D14", stored(due=5_000, oldest_due_ms=DAY, cut={"due"}), WARN, "At least 5,000 messages are due in the outbox, the"),
+    ("D14", stored(due=5_000, oldest_due_ms=DAY, cut={"failing", "late"}), WARN, "5,000 messages are due in the outbox, the"),
+    ("D14", stored(failing=[row()], cut={"failing"}), WARN, "At least 1 message in the outbox cannot be published, to"),
     ("D15", answered(consumed=frozenset({"q"}), wanted={"q": ["order.place"]}), OK, "has a consumer"),
     (
         "D15",
@@ -120,6 +123,7 @@ CASES: Iterable[tuple[str, Any, Level, str]] = [
     ("D17", stored(dead_letters=1_200), WARN, "There are 1,200 dead letters"),
     ("D17", stored(late=1), WARN, "1 timeout or deadline is due for more than 15 minutes"),
     ("D17", stored(late=2), WARN, "2 timeouts or deadlines are due for more than 15 minutes"),
+    ("D17", stored(late=5_000, cut={"late"}), WARN, "At least 5,000 timeouts or deadlines are due for more than 15 minutes"),
     ("D18", stored(journal_ms=DAY + DAY // 2), OK, "should be gone"),
     ("D18", stored(journal_ms=2 * DAY), WARN, "oldest entry is 2 d old, and entries are kept for 1 d"),
     ("D19", stored(**remark(Subject.TABLES)), WARN, "it forgets. → Set it"),
