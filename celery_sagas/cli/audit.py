@@ -11,6 +11,7 @@ from celery_sagas.cli import tables
 from celery_sagas.cli.addresses import key_text, no_key, unknown
 from celery_sagas.cli.ages import milliseconds
 from celery_sagas.cli.app import opened, saga_named
+from celery_sagas.cli.entries import act_of
 from celery_sagas.clock import time_s
 from celery_sagas.engine.instance import lookup_in
 from celery_sagas.errors import StoreUnavailable
@@ -113,7 +114,6 @@ class _Audits:
 def _row(entry: AuditEntry) -> tables.Row:
     about = items_in(entry)
     subject = name_in(entry) or about.aggregator or entry.saga
-    how = detail_of(entry).get("as") if entry.action == "terminate" else None
-    act = f"{entry.action} as {how}" if how else entry.action
+    act = act_of(entry.action, detail_of(entry))
     act += f" ({tables.items(about.items)})" if about.aggregator else ""
     return tables.time(entry.at), entry.actor, act, subject, entry.key, str(entry.version or "-"), entry.reason

@@ -1,5 +1,6 @@
 """Entries of the journal, as operators see them: without the arguments and states that they may have."""
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from celery_sagas.core.changes import MANY
@@ -27,9 +28,15 @@ def outcome_of(entry: Entry) -> str:
     """Return the outcome of an entry, with why it is that one."""
     detail = detail_of(entry)
     if detail.get("act"):
-        return f"{detail['act']} ({detail.get('actor')}: {detail.get('because')})"
+        return f"{act_of(detail['act'], detail)} ({detail.get('actor')}: {detail.get('because')})"
     reason, late = f" ({detail['reason']})" if detail.get("reason") else "", " late" if detail.get("late") else ""
     return f"{entry.outcome or 'unreadable'}{reason}{late}"
+
+
+def act_of(name: str, detail: Mapping[str, Any]) -> str:
+    """Return what an operator has done; of a termination, as what."""
+    how = detail.get("as") if name == "terminate" else None
+    return f"{name} as {how}" if how else name
 
 
 def names_of(changed: Changed | None) -> str:

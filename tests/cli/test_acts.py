@@ -277,7 +277,7 @@ class TestTerminate:
         outcome = order.outcome("42")
         assert (outcome.kind, outcome.reason) == ("completed", "terminated")
         assert backend_of(app).outbox.count() == 0
-        assert "terminate (ann: INC-881)" in run(app, "timeline", "order", "42").output
+        assert "terminate as failed (ann: INC-881)" in run(app, "timeline", "order", "42").output
 
     def test_tells_the_saga_that_started_it(self, app: Celery, shop: Any, worker: Worker) -> None:
         _, cart_class = shop
@@ -300,6 +300,8 @@ class TestTerminate:
         outcome = order_class.outcome("42")
         assert (outcome.kind, outcome.reason) == ("completed", "")
         assert "terminate as completed" in run(app, "audit").output
+        assert "terminate as completed (ann: INC-881)" in run(app, "timeline", "order", "42").output
+        assert "terminate as completed (ann: INC-881)" in run(app, "activity").output
         [line] = [line for line in run(app, "timeline", "order", "42", "--json").output.splitlines() if "INC-881" in line]
         assert json.loads(line)["as"] == "completed"
 
