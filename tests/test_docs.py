@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import celery_sagas
+from celery_sagas.engine.outcomes import Kind
 from celery_sagas.operate.explain import Verdict
 from celery_sagas.settings import PREFIX, Settings
 from celery_sagas.stores.sql.backend import SqlBackend
@@ -130,6 +131,18 @@ def test_every_page_is_in_the_table_of_contents():
 
 
 @pytest.mark.server
+@pytest.mark.parametrize(
+    ("page", "begin", "end"),
+    [
+        ("listing.md", "`--outcome` chooses", "```console"),
+        ("stores.md", "| `saga_journal` | `outcome` |", "| `saga_journal` | `saga`"),
+    ],
+)
+def test_pages_list_every_outcome_that_the_journal_has_and_no_other(page, begin, end):
+    said = (DOCS / page).read_text().partition(begin)[2].partition(end)[0]
+    assert sorted(re.findall("`([a-z]+)`", said)) == sorted(set(Kind) - {Kind.DROPPED, Kind.DUPLICATE})
+
+
 def test_query_of_the_journal_finds_what_an_order_has_met():
     """And nothing of others."""
     query = (DOCS / "stores.md").read_text().partition("```sql\n")[2].partition(";")[0]
