@@ -31,6 +31,7 @@ _SHOWN = 10
 @click.option(
     "--limit", type=click.IntRange(1, 1_000_000), default=1_000, show_default=True, help="How many of these, at most: the newest."
 )
+@tables.LOCAL
 @click.option("--json", "as_json", is_flag=True, help="One JSON object in each line: what came of each instance.")
 @click.pass_context
 def replay(context: click.Context, name: str, keys: tuple[str, ...], since: int | None, limit: int, as_json: bool) -> None:
@@ -93,7 +94,7 @@ class _Tally:
         self.replayed += 1
         if replayed.difference:
             self.different += 1
-            self.shown += [str(replayed)] if self.different <= _SHOWN else []
+            self.shown += [replayed.text(tables.time)] if self.different <= _SHOWN else []
 
     def _fail(self, reason: str) -> None:
         self.failed += 1

@@ -48,9 +48,17 @@ class Difference(NamedTuple):
     hidden: Sequence[str] = ()  #: the hidden arguments of the messages so far, with their steps
 
     def __str__(self) -> str:
-        """Return it as text, without hidden values."""
+        """Return it as text, without hidden values; the time is in UTC."""
+        return self.text(_in_utc)
+
+    def text(self, shown: Callable[[int], str]) -> str:
+        """Return it as text, without hidden values.
+
+        Args:
+            shown: Returns a time, in milliseconds since the epoch, as text.
+        """
         message = self.message
-        lines = [f"message {self.number} ({message.step}, {message.now:%Y-%m-%d %H:%M:%S} UTC): {self.problem}"]
+        lines = [f"message {self.number} ({message.step}, {shown(_milliseconds(message.now))}): {self.problem}"]
         lines += [f"  {name} is {_short(to_json(value).decode())} today" for name, value in self.fields.items()]
         if self.hidden:
             lines.append(f"  hidden, so that other values stood in: {', '.join(self.hidden)}")
@@ -68,10 +76,18 @@ class Replayed:
     state: State | None = None  #: a read-only copy of the instance as it is then; ``None``: it has completed
 
     def __str__(self) -> str:
-        """Return it as text, without hidden values."""
+        """Return it as text, without hidden values; times are in UTC."""
+        return self.text(_in_utc)
+
+    def text(self, shown: Callable[[int], str]) -> str:
+        """Return it as text, without hidden values.
+
+        Args:
+            shown: Returns a time, in milliseconds since the epoch, as text.
+        """
         what = f"{self.history.saga} {self.history.key!r}"
         if self.difference:
-            return f"{what} differs at {self.difference}"
+            return f"{what} differs at {self.difference.text(shown)}"
         if self.stopped:
             return f"{what} cannot be replayed beyond message {self.count}: {self.stopped}"
         return f"{what}: {self.count} messages, and the same state after each"
@@ -259,6 +275,10 @@ def _paired(then: Sequence[tuple[str, str, str]], today: Sequence[tuple[str, str
 def _same_task(today: str, then: str) -> bool:
     step = registry.step_named(today)
     return then == today or (step is not None and then in step.names)
+
+
+def _in_utc(at: int) -> str:
+    return f"{utc_time(at):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _milliseconds(time: datetime) -> int:

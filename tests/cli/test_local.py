@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from itertools import count
 
 import click
 import pytest
@@ -31,6 +32,7 @@ COMMANDS = {
     "each": ["pause", "order", "--where", 'order_id != ""', "--scan", "1", "--dry-run", "--reason", "why"],
     "held": [],
     "list": ["order"],
+    "replay": ["parcel", "1"],
     "show": ["order", "1"],
     "stats": [],
     "timeline": ["order", "1"],
@@ -50,7 +52,16 @@ def oslo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def orders(app: Celery, definitions: None) -> None:
-    """Two orders that wait for a timeout, and one of everything else that has a time."""
+    """Two orders that wait for a timeout, and one of everything else that has a time; a parcel is never handled as before."""
+    weights = count()
+
+    class Parcel(Saga, correlate_by="number", history="messages"):
+        number: str
+        weight: int = 0
+
+    @Parcel.starts
+    def pack(parcel: Parcel, number: str) -> None:
+        parcel.weight = next(weights)
 
     class Order(Saga, correlate_by="order_id"):
         order_id: str
@@ -67,6 +78,7 @@ def orders(app: Celery, definitions: None) -> None:
 
     for key in ("1", "2"):
         place(key)
+    pack("1")
     backend = backend_of(app)
     backend.dead.add(dead_letter("letter"))
     items = NewItem("1", "1"), NewItem("2", '"x"', is_unreadable=True)
