@@ -1,5 +1,6 @@
 """``--local``: times in the time zone of this machine."""
 
+import re
 import time
 from collections.abc import Iterator
 from itertools import count
@@ -17,7 +18,10 @@ from celery_sagas.stores.items import Addition, NewItem, Rules
 from celery_sagas.testing.samples import dead_letter
 from tests.apps import backend_of
 from tests.cli.test_describe import run
-from tests.cli.test_extremes import leaves
+from tests.cli.test_extremes import COMMANDS as HOSTILE
+from tests.cli.test_extremes import hostile, leaves, order
+
+__all__ = ["hostile", "order"]
 
 #: Those that show a time, and what they are given.
 COMMANDS = {
@@ -104,6 +108,12 @@ def test_sentence_of_show_has_no_local_time_for_programs(app: Celery, orders: No
 def test_each_command_that_has_it_is_tried() -> None:
     """Add a command to ``COMMANDS``."""
     assert {name for name, command in leaves_of(sagas) if "--local" in names_of(command)} == set(COMMANDS)
+
+
+def test_each_command_that_prints_times_has_it(app: Celery, hostile: None) -> None:
+    calls = [(*name.split(), *words) for name, given in HOSTILE.items() if name not in COMMANDS for words in given]
+    shown = [words for words in calls if re.search(r":\d\d UTC", run(app, *words).output)]
+    assert shown == [], "Give these commands the option --local"
 
 
 def leaves_of(group: click.Group) -> Iterator[tuple[str, click.Command]]:
