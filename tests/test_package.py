@@ -11,12 +11,15 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from trove_classifiers import classifiers
 
 import celery_sagas
 from tests.benchmarks.mutations import MUTATIONS, Mutation
 
 #: By what is declared: what is imported under another name, or comes with it as a part of its interface.
 COMES_WITH = {"celery": {"billiard", "click"}, "kombu": {"amqp"}, "pydantic": {"pydantic_core", "typing_extensions"}}
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DRIVERS = ["redis", "psycopg", "pymysql", "sqlalchemy.dialects.postgresql", "sqlalchemy.dialects.mysql"]
 
 
@@ -36,8 +39,7 @@ def _imported(*folders: Path) -> set[str]:
 def test_what_is_imported_is_declared():
     """Whatever a dependency of ours depends on today; what the testing kit needs has an extra of its own."""
     package = Path(celery_sagas.__file__).parent
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
+    extras = PROJECT["optional-dependencies"]
     drivers = [one for name, requirements in extras.items() if name != "testing" for one in requirements]
 
     def declared(requirements: list[str]) -> set[str]:
@@ -46,8 +48,40 @@ def test_what_is_imported_is_declared():
 
     testing = _imported(package / "testing")
     rest = _imported(*(folder for folder in package.iterdir() if folder.is_dir() and folder.name != "testing"))
-    assert rest <= declared(project["dependencies"]) | declared(drivers)
-    assert testing - declared(project["dependencies"]) == declared(extras["testing"])
+    assert rest <= declared(PROJECT["dependencies"]) | declared(drivers)
+    assert testing - declared(PROJECT["dependencies"]) == declared(extras["testing"])
+
+
+def test_all_extras_are_in_all():
+    """But that for tests."""
+    extras = PROJECT["optional-dependencies"]
+    others = ",".join(name for name in extras if name not in ("all", "testing"))
+    assert extras["all"] == [f"celery-sagas[{others}]"], "Name each extra in `all` of pyproject.toml, in their order"
+
+
+def test_classifiers_are_known():
+    assert set(PROJECT["classifiers"]) <= classifiers
+
+
+def test_addresses_are_written_once():
+    """All of them begin with that of the source or of the documentation; everything else reads them from the metadata."""
+    urls = PROJECT["urls"]
+    addresses = {urls["Source"], urls["Documentation"]}
+    assert all(url.startswith(tuple(addresses)) for url in urls.values())
+    pages = [*ROOT.glob("*.*"), *ROOT.glob("docs/*"), *ROOT.glob(".github/**/*"), *ROOT.glob("celery_sagas/**/*.py")]
+    texts = {page: page.read_text() for page in pages if page.is_file() and page.name != "pyproject.toml"}
+    assert [page for page, text in texts.items() if any(address in text for address in addresses)] == []
+
+
+def test_changelog_has_the_version_unless_it_is_unreleased():
+    """The newest release is the version, and has its date; what comes after it stands above, as unreleased."""
+    sections = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    released = [section for section in sections if section != "[Unreleased]"]
+    assert sections in (released, ["[Unreleased]", *released])
+    dates = [re.fullmatch(r"\[(\d+\.\d+\.\d+)\] - (\d{4}-\d\d-\d\d)", section) for section in released]
+    assert all(dates), "Head each release with its version and its date: ## [1.2.3] - 2026-01-31"
+    assert [date[1] for date in dates if date][:1] in ([], [PROJECT["version"]]), "Give the release the version of pyproject.toml"
+    assert [date[2] for date in dates if date] == sorted((date[2] for date in dates if date), reverse=True)
 
 
 def test_package_is_typed():

@@ -1,1 +1,1 @@
-"""Aggregators: items, groups, leases and flushes."""
+"""Aggregators in Redis: items, groups, leases and flushes."""

@@ -1,1 +1,1 @@
-"""Aggregators: items, groups, leases and flushes."""
+"""Aggregators in SQL: items, groups, leases and flushes."""
