@@ -98,9 +98,8 @@ def test_it_works_where_nothing_else_is_installed(kind: str, request: pytest.Fix
         run(f"alone/bin/python -W error {step}", tmp_path)
 
 
-def test_readmes_commands_start_from_the_sdist(unpacked: Path):
-    """With a Python that has nothing else installed."""
+def test_readmes_first_command_starts_from_the_sdist(unpacked: Path):
+    """With a Python that has nothing else installed; the second one makes its environment in the same way."""
     commands = re.findall(r"^(python3 \.ci/env\.py -m \w+) ", (unpacked / "README.md").read_text(), flags=re.MULTILINE)
     assert len(commands) == 2
-    for command in commands:
-        assert "--help" in run(command.replace("python3", f"{sys.base_prefix}/bin/python3", 1) + " --help", unpacked)
+    assert "--operate" in run(commands[0].replace("python3", f"{sys.base_prefix}/bin/python3", 1) + " --help", unpacked)
