@@ -13,6 +13,7 @@ from celery_sagas.stores.urls import register_backend
 from celery_sagas.worker import transport
 from celery_sagas.worker.aggregators.aggregator import Aggregator, aggregator
 from celery_sagas.worker.aggregators.client import BufferedItem
+from celery_sagas.worker.ask import ask, ask_async
 from celery_sagas.worker.events import publish, subscribe
 from celery_sagas.worker.process import bootsteps, receivers
 from celery_sagas.worker.saga import Saga
@@ -39,6 +40,8 @@ __all__ = [
     "SagaView",
     "Step",
     "aggregator",
+    "ask",
+    "ask_async",
     "publish",
     "register_backend",
     "send",

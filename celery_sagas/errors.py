@@ -110,6 +110,25 @@ class InvalidMessage(MessageError):
 
 
 @dataclass(eq=False, repr=False)
+class AnswerNotKept(InvalidMessage):
+    """Raised by ``ask`` when the step has handled the message, and what it has returned cannot be had."""
+
+    step: str
+    problems: Sequence[Sequence[str]] = field(init=False, default=())  #: the one problem
+    problem: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.problems = [("", self.problem)]
+
+    def __str__(self) -> str:
+        return _sentences(
+            f"{self.step} has handled the message, and what it returned cannot be had: {self.problem}",
+            "Its effect is committed; read it from the instance",
+        )
+
+
+@dataclass(eq=False, repr=False)
 class InvalidState(MessageError):
     """Raised when the state that a handler left behind could not be loaded again."""
 
@@ -226,6 +245,35 @@ class WaitTimeout(SagaError, TimeoutError):
             f"After {self.seconds:g} s the {self.saga} with {self.property}={self.value!r} is not as it was waited for: {seen}. "
             "See whether workers run and what became of its messages (celery sagas dead list), or wait longer."
         )
+
+
+@dataclass(eq=False, repr=False)
+class AskTimeout(WaitTimeout):
+    """Raised by ``ask`` when no answer has come in time: the message may still be handled."""
+
+    step: str = ""
+    id: str = ""  #: of the message: asking again with it handles nothing twice
+
+    def __str__(self) -> str:
+        return (
+            f"{self.step} has not answered within {self.seconds:g} s ({self.saga}, {self.property}={self.value!r}). The message "
+            f"may still be handled: ask again with id={self.id!r}, and it is handled once, whenever that is."
+        )
+
+
+@dataclass(eq=False, repr=False)
+class StepFailed(SagaError):
+    """Raised by ``ask`` when the step has failed, and its message is a dead letter."""
+
+    step: str
+    error: str  #: the class name of the step's error
+    text: str  #: of the step's error; empty once the dead letter is gone
+    letter: str  #: the id of the dead letter; empty in eager mode, which keeps none
+
+    def __str__(self) -> str:
+        what = f"{self.step} has failed with {self.error}{f': {self.text}' if self.text else ''}"
+        kept = f"Nothing was changed; its message is kept as the dead letter {self.letter}" if self.letter else ""
+        return _sentences(what, kept)
 
 
 @dataclass(eq=False, repr=False)

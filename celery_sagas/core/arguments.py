@@ -185,8 +185,24 @@ def reader_of(task: str, name: str, annotation: Any) -> SchemaValidator:
         name: The parameter.
         annotation: Of the parameter.
     """
-    schema = _schema(task, f"the argument {name!r}", {name: annotation}, {}).core_schema
-    return SchemaValidator(schema, CoreConfig(hide_input_in_errors=True))
+    return codec_of(task, f"the argument {name!r}", name, annotation)[1]
+
+
+def codec_of(task: str, what: str, name: str, annotation: Any) -> tuple[SchemaSerializer, SchemaValidator]:
+    """Return what writes a value into a JSON object under a name, and what reads it from there.
+
+    Args:
+        task: The task's name, for errors.
+        what: What the value is, for errors.
+        name: The name.
+        annotation: Of the value.
+
+    Raises:
+        DefinitionError: There is no JSON for it.
+    """
+    schema = _schema(task, what, {name: annotation}, {}).core_schema
+    serializer = SchemaSerializer(schema, CoreConfig(ser_json_inf_nan="constants"))
+    return serializer, SchemaValidator(schema, CoreConfig(hide_input_in_errors=True))
 
 
 def resolve_annotations(step: str, function: Callable[..., Any], known: Mapping[str, Any] | None = None) -> dict[str, Any]:

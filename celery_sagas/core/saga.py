@@ -18,11 +18,12 @@ from celery_sagas.core.status import statuses_in
 from celery_sagas.errors import DefinitionError
 
 #: Names that the library may come to use on every saga: neither a field nor any other attribute of it may have them.
-RESERVED_FOR_LATER: Final = frozenset({"ask", "find_async", "wait_async", "outcome_async"})
+RESERVED_FOR_LATER: Final = frozenset({"ask"})
 #: Names that a saga's fields must leave to the library.
 RESERVED_FIELDS: Final = RESERVED_FOR_LATER | {
     *("starts", "handles", "send", "schedule", "unschedule", "complete", "reply", "gather", "compensate", "cancel"),
     "if_missing",
+    *("find_async", "wait_async", "outcome_async"),
     *("find", "all", "wait", "outcome", "upgrade", "saga", "_context"),
 }
 #: 100 years.

@@ -23,6 +23,7 @@ from celery_sagas.core.functions import (
 from celery_sagas.core.hidden import hides
 from celery_sagas.core.names import checked_names
 from celery_sagas.core.requests.requests import ANSWERED, UNDONE
+from celery_sagas.core.results import Results, results_of
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.sharing import checked_transaction
 from celery_sagas.core.status import ALWAYS, IfNot, StatusRule, check_statuses, status_rule, text_of
@@ -123,6 +124,15 @@ class StepDefinition:
     def hidden(self) -> frozenset[str]:
         """The parameters whose arguments are hidden, or may have hidden parts."""
         return frozenset(name for name, annotation in self.arguments.annotations.items() if hides(annotation))
+
+    @cached_property
+    def results(self) -> Results:
+        """What encodes and reads its results, for whoever asks it.
+
+        Raises:
+            DefinitionError: There is no JSON for what it returns.
+        """
+        return results_of(self.name, resolve_annotations(self.name, self.function, _known(self.saga)).get("return", Any))
 
     def resolve(self) -> None:
         """Run the checks that must wait until annotations can be resolved.

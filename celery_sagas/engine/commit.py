@@ -32,6 +32,7 @@ from celery_sagas.engine.instance import (
     unknown_outcomes,
 )
 from celery_sagas.engine.outcomes import Kind
+from celery_sagas.engine.results import QUESTION
 from celery_sagas.engine.session import Attempt, Delivery
 from celery_sagas.errors import InvalidState
 from celery_sagas.stores.operations import Commit, Delete, Insert, Update, Write
@@ -108,6 +109,7 @@ class Run:
     terms: WorkTerms
     sending: Sending
     kind: Kind = Kind.HANDLED  #: of its outcome, if the instance goes on
+    answer: Mapping[str, object] | None = None  #: what the journal keeps for whoever asks
 
     @property
     def step(self) -> StepDefinition:
@@ -301,6 +303,8 @@ def _effects(
 ) -> Effects:
     sent = [_row(run, number, "sent", message) for number, message in enumerate(run.sending.messages)]
     outgoing = (*sent, *rows)
+    if run.delivery.question:
+        about = {**about, QUESTION: run.delivery.question, **(run.answer or {})}
     _check_messages(run, key, outgoing)
     entry = Entry(
         step=run.delivery.task or run.step.name,  # old code finds the entry under the name in the message

@@ -1,26 +1,20 @@
 """Queries from outside a step: read-only copies, the outcomes of finished instances, and waiting for either."""
 
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from celery_sagas.core.keys import KeyProperty, key_text, text_of
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.final_states import completion
 from celery_sagas.engine.instance import ReadOutcomes, load_instance, lookup_in, shown_property, unknown_outcomes
 from celery_sagas.engine.outcomes import Outcome
+from celery_sagas.engine.polling import Polling, poll, seconds_to_wait
 from celery_sagas.engine.session import Session
 from celery_sagas.errors import CorrelationError, DefinitionError, MisuseError, SagaNotFound, WaitTimeout
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import ID, KEY, Lookup, Record
-
-#: Seconds between two checks: short pauses at first, since many changes come at once, then twice as long each time.
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
-
-T = TypeVar("T")
 
 
 def copy_of(
@@ -50,8 +44,8 @@ def wait_for(
     until: Any,
     timeout: Any,
     read_outcomes: ReadOutcomes = unknown_outcomes,
-) -> Any:
-    """Wait until a function of an instance's copy is true, and return the copy; or until ``"completed"``, and return the outcome.
+) -> Polling[Any]:
+    """Return what waits until a function of an instance's copy is true, and returns it; or, for ``"completed"``, the outcome.
 
     Raises:
         TypeError: ``until`` or ``timeout`` is of another type.
@@ -61,15 +55,16 @@ def wait_for(
         WaitTimeout: The condition was not met in time.
         SagaNotFound: The instance has completed, and the function was not true before.
     """
-    wait = Wait(backend, saga, lookup_of(saga, key, by), _seconds(timeout), read_outcomes)
+    wait, timeout_s = Wait(backend, saga, lookup_of(saga, key, by), read_outcomes), seconds_to_wait(timeout)
+    over = partial(wait.over, timeout_s)
     if until == "completed":
-        return wait.poll(partial(wait.completed, journal_key(saga, wait.lookup)))
+        return poll(partial(wait.completed, journal_key(saga, wait.lookup)), timeout_s, over)
     if not callable(until):
         raise TypeError(f'until= takes a function of the state, or "completed", not {until!r}')
-    return wait.poll(partial(wait.met, until))
+    return poll(partial(wait.met, until), timeout_s, over)
 
 
-def refuse_in_task(saga: str, session: Session | None) -> None:
+def refuse_in_task(call: str, session: Session | None) -> None:
     """Refuse to wait inside a task: that would block the worker that must handle the awaited message.
 
     Raises:
@@ -77,7 +72,7 @@ def refuse_in_task(saga: str, session: Session | None) -> None:
     """
     if session is not None:
         raise MisuseError(
-            f"{saga}.wait() was called inside a task, which would hold its worker up",
+            f"{call}() was called inside a task, which would hold its worker up",
             "Go on in a step instead: one that is answered (send(…, then=step)), or that looks again later (schedule())",
         )
 
@@ -89,23 +84,8 @@ class Wait:
     backend: Backend
     saga: SagaDefinition
     lookup: Lookup  #: of the instance, as requested
-    timeout_s: float
     read_outcomes: ReadOutcomes  #: of the members of its gathers
     seen: Record | None = None  #: the instance, as last found
-
-    def poll(self, look: Callable[[], T | None]) -> T:
-        """Check repeatedly; return the first result that is not ``None``."""
-        deadline = time.monotonic() + self.timeout_s
-        for pause_s in _pauses():
-            answer = look()
-            if answer is not None:
-                return answer
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                break
-            time.sleep(min(pause_s, left_s))
-        version = self.seen.version if self.seen else 0
-        raise WaitTimeout(self.saga.name, *self._subject, self.timeout_s, version, self._was_completed())
 
     def met(self, until: Callable[[Any], object]) -> Any:
         """Return a copy of the instance if it meets the condition."""
@@ -122,6 +102,11 @@ class Wait:
         entry = None if self._find() is not None else self.backend.journal.outcome_of(self.saga.names, key)
         return None if entry is None else completion(self.backend, self.saga, entry)
 
+    def over(self, timeout_s: float) -> WaitTimeout:
+        """Return the error for a wait in vain."""
+        version = self.seen.version if self.seen else 0
+        return WaitTimeout(self.saga.name, *self._subject, timeout_s, version, self._was_completed())
+
     def _find(self) -> Record | None:
         lookup = self.lookup if self.seen is None else Lookup(self.saga.names, ID, self.seen.id)
         record = self.backend.sagas.find(lookup).record
@@ -137,22 +122,6 @@ class Wait:
     def _subject(self) -> tuple[str, str]:
         """The property, as the user wrote it, and its value."""
         return shown_property(self.saga, self.lookup), self.lookup.value
-
-
-def _pauses() -> Iterator[float]:
-    pause_s = _FIRST_PAUSE_S
-    while True:
-        yield pause_s
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-
-
-def _seconds(timeout: Any) -> float:
-    if isinstance(timeout, bool) or not isinstance(timeout, timedelta | int | float):
-        raise TypeError(f"timeout= takes a timedelta or seconds, not {type(timeout).__name__}")
-    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
-    if not seconds >= 0:  # nor is it one of NaN
-        raise ValueError(f"timeout={timeout!r} is no time to wait")
-    return seconds
 
 
 def journal_key(saga: SagaDefinition, lookup: Lookup) -> str:

@@ -77,6 +77,7 @@ class Delivery(NamedTuple):
     return_address: ReturnAddress | None = None  #: if it requests an answer
     at: datetime | None = None  #: when its handling began, if its saga keeps its history
     deferral: Callable[[], Deferral] | None = None  #: ``None``: there is nothing that could be published again
+    question: str = ""  #: stands for its arguments, if somebody outside awaits what its step returns
 
     @property
     def first_argument(self) -> Any:

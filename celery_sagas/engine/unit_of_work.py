@@ -35,6 +35,7 @@ from celery_sagas.engine.instance import (
     unannotated_in,
 )
 from celery_sagas.engine.outcomes import Kind, Missing, Outcome
+from celery_sagas.engine.results import STATUS, kept_result
 from celery_sagas.engine.session import Attempt, Delivery
 from celery_sagas.engine.sharing import call, undone_for_others
 from celery_sagas.errors import (
@@ -216,6 +217,7 @@ def _set_aside(run: Run, record: Record, state: State) -> Steps[Handled]:
     is_ignored = step.status.if_not is IfNot.IGNORE and not is_paused
     if is_ignored:
         _send_answer(run, delivery.asked_by, NO_VALUE)
+        run = replace(run, answer={STATUS: step.status_of(state)})
     commit = turn_away(run, record, state)
     yield commit
     handled = _handled(run, commit, reason=reason)
@@ -260,6 +262,8 @@ def _handle(
                 result = call(delivery, state, arguments, shared) if instead is None else instead()
             if leaves_in:
                 step.leave(state, context_of(state).view.key, status)
+            if delivery.question:
+                run = replace(run, answer=kept_result(step, result))
             _answer(run, state, result, is_born=record is None)
             commit = _commit_of(run, record, state, arguments)
             try:

@@ -20,6 +20,7 @@ from celery_sagas.worker.headers import (
     check_message_id,
     headers_of,
     read_address,
+    read_question,
     read_retry_of,
     read_return_address_of,
 )
@@ -62,6 +63,7 @@ def delivery_of(task: Any, request: Any, session: Session, bound: Mapping[str, A
         read_return_address_of(request) if is_message else None,
         clock.now() if step.saga.keeps_messages else None,
         lambda: deferral_of(task, request, session, bound),
+        read_question(request) if is_message else "",
     )
 
 

@@ -42,6 +42,8 @@ RETRY_OF = "saga_retry_of"
 PUBLICATION = "saga_publication"
 #: On a message that undoes work: the id under which that work was sent.
 UNDOES = "saga_undoes"
+#: On a message whose result somebody awaits outside of all tasks: what stands for its arguments.
+ASKED = "saga_asked"
 #: How often the library has redelivered this message later, because the store was unavailable.
 REDELIVERIES = "saga_redeliveries"
 #: How often a message was retried because its step has raised; Celery's own retries are not counted.
@@ -183,6 +185,12 @@ def read_message_id(request: Any) -> str:
 def read_publication(request: Any) -> str:
     """Return the publication of a task's message; empty if the message has none."""
     found = _header(request, PUBLICATION)
+    return found if is_name(found) else ""
+
+
+def read_question(request: Any) -> str:
+    """Return what stands for the arguments of a message whose result somebody awaits; empty for any other message."""
+    found = _header(request, ASKED)
     return found if is_name(found) else ""
 
 

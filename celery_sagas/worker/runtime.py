@@ -58,6 +58,8 @@ class Runtime:
         self.settings = read_settings(app.conf)
         self.observe: Callable[[Outcome], object] | None = None  #: called with the outcome of each message that was handled
         self.revoke: Callable[[Sequence[str]], object] = partial(_revoke, app)
+        #: Lets seconds pass while plain code waits, in a test in virtual time; else whoever waits sleeps.
+        self.pause: Callable[[float], object] | None = None
         self._rules: dict[str, tuple[AggregatorDefinition, Rules]] = {}
         self.backends = Backends(backend, backend, backend, None) if backend else open_backends(app, self.settings)
         self.publisher = publisher or open_publisher(app)

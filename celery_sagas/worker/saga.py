@@ -1,9 +1,11 @@
 """``Saga``: the base class of users' sagas. Its fields are the state, and its decorators make the steps."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
 
+from celery import Celery
 from celery.schedules import crontab
 
 from celery_sagas.core.delays import Backoff, Delay
@@ -14,9 +16,11 @@ from celery_sagas.core.signatures import AnySignature, AnyTask, Piped, Signature
 from celery_sagas.core.state import State
 from celery_sagas.engine.listing import Listing, listing
 from celery_sagas.engine.outcomes import Outcome
+from celery_sagas.engine.polling import Polling
 from celery_sagas.engine.query import copy_of, outcome_of, refuse_in_task, wait_for
 from celery_sagas.errors import DefinitionError
 from celery_sagas.worker.asking.undo import cancel, compensate
+from celery_sagas.worker.awaiting import finished, finished_async, in_thread
 from celery_sagas.worker.celery_internals import current_app
 from celery_sagas.worker.declaring import Declared
 from celery_sagas.worker.requests.sending import Asking, gather, reply, request
@@ -382,12 +386,54 @@ class Saga(Declared):
             CorrelationError: The value is null, or not a value of the key's type.
             StoreError: The store is unavailable, or the instance cannot be read.
         """
-        saga = _concrete(cls)
-        refuse_in_task(cls.__qualname__, current_session())
-        runtime = runtime_of(current_app())
-        return wait_for(
-            runtime.backends.of(saga), saga, key, by, until=until, timeout=timeout, read_outcomes=runtime.read_outcomes
-        )
+        app = current_app()
+        refuse_in_task(f"{cls.__qualname__}.wait", current_session())
+        return finished(app, partial(_waiting, app, _concrete(cls), key, by, until, timeout))
+
+    @overload
+    @classmethod
+    async def find_async(cls, key: object, /) -> Self | None: ...
+    @overload
+    @classmethod
+    async def find_async(cls, /, *, id: str) -> Self | None: ...
+    @overload
+    @classmethod
+    async def find_async(cls, /, **by: object) -> Self | None: ...
+    @classmethod
+    async def find_async(cls, key: object = None, /, **by: object) -> Self | None:
+        """Return what ``find`` returns, without blocking the event loop: the backend is waited for in a thread."""
+        found: Self | None = await in_thread(current_app(), partial(cls.find, key, **by))
+        return found
+
+    @classmethod
+    async def outcome_async(cls, key: object = None, /, **by: object) -> Outcome[Self] | None:
+        """Return what ``outcome`` returns, without blocking the event loop: the backend is waited for in a thread."""
+        return await in_thread(current_app(), partial(cls.outcome, key, **by))
+
+    @overload
+    @classmethod
+    async def wait_async(
+        cls, key: object = None, /, *, until: Callable[[Self], object], timeout: Delay, **by: object
+    ) -> Self: ...
+    @overload
+    @classmethod
+    async def wait_async(
+        cls, key: object = None, /, *, until: Literal["completed"], timeout: Delay, **by: object
+    ) -> Outcome[Self]: ...
+    @classmethod
+    async def wait_async(cls, key: object = None, /, *, until: Any, timeout: Delay, **by: object) -> Any:
+        """Wait as ``wait`` does, without blocking the event loop: between two checks no thread is held.
+
+        Each check, and so ``until``, runs in a thread.
+        """
+        app = current_app()
+        refuse_in_task(f"{cls.__qualname__}.wait_async", current_session())
+        return await finished_async(app, partial(_waiting, app, _concrete(cls), key, by, until, timeout))
+
+
+def _waiting(app: Celery, saga: SagaDefinition, key: object, by: Mapping[str, object], until: Any, timeout: Any) -> Polling[Any]:
+    runtime = runtime_of(app)
+    return wait_for(runtime.backends.of(saga), saga, key, by, until=until, timeout=timeout, read_outcomes=runtime.read_outcomes)
 
 
 def _concrete(cls: type[State]) -> SagaDefinition:

@@ -1,7 +1,7 @@
 """The result of the step decorators: a proxy for the step's task in the current app, as ``shared_task`` returns one."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from celery import Celery, Task
 from celery.local import Proxy
@@ -26,6 +26,19 @@ R = TypeVar("R")
 R2 = TypeVar("R2")
 
 
+if TYPE_CHECKING:
+    R_co = TypeVar("R_co", covariant=True)
+
+    class StepSignature(Signature[Any], Generic[R_co]):
+        """A signature of a step that returns an ``R_co``, which is what ``ask`` returns.
+
+        To ``send`` its answer is of any type: ``reply`` answers a step that creates an instance.
+        """
+
+        def set(self, *args: Any, **options: Any) -> Self:
+            """Set options, such as the queue, and return it."""
+
+
 class Step(TaskProxy, Generic[StateT, P, R]):
     """A step of a saga: a Celery task whose message has the handler's parameters, without the state."""
 
@@ -45,13 +58,10 @@ class Step(TaskProxy, Generic[StateT, P, R]):
         ) -> "AsyncResult[R]":
             """Publish a message with Celery's options (``countdown``, ``queue``, ``priority`` …)."""
 
-        def s(self, *args: Any, **kwargs: Any) -> "Signature[Any]":
-            """Return a signature; it may be partial: an answer is put before its arguments.
+        def s(self, *args: Any, **kwargs: Any) -> "StepSignature[R]":
+            """Return a signature; it may be partial: an answer is put before its arguments."""
 
-            Its type does not include the step's result: ``reply`` answers a step that creates an instance.
-            """
-
-        def si(self, *args: P.args, **kwargs: P.kwargs) -> "Signature[Any]":
+        def si(self, *args: P.args, **kwargs: P.kwargs) -> "StepSignature[R]":
             """Return an immutable signature: no answer is added to its arguments."""
 
         def signature(self, args: Any = None, *positional: Any, **options: Any) -> "Signature[Any]":

@@ -287,9 +287,10 @@ def test_excluded_field():
 
 OURS = {
     *("starts", "handles", "send", "schedule", "unschedule", "complete", "reply"),
+    *("find_async", "wait_async", "outcome_async"),
     *("gather", "find", "all", "wait", "outcome", "upgrade", "saga", "if_missing"),
 }
-OF_LATER = {"ask", "find_async", "wait_async", "outcome_async"}
+OF_LATER = {"ask"}
 PYDANTIC_HAS = {
     "model_dump",
     "model_fields",

@@ -9,6 +9,7 @@ from pydantic import Field, SecretStr
 from pydantic_core import from_json, to_json
 
 from celery_sagas.core.state import State
+from celery_sagas.engine import polling
 from celery_sagas.engine.outcomes import Outcome
 from celery_sagas.engine.query import outcome_of, wait_for
 from celery_sagas.errors import InvalidState, MisuseError, NewerState, UnreadableState
@@ -140,7 +141,7 @@ class TestState:
 
     def test_wait_returns_the_same(self, engine: Engine) -> None:
         engine.handle(AT_ONCE, order_id="42")
-        outcome = wait_for(engine.backend, Order.__saga__, "42", {}, until="completed", timeout=0)  # type: ignore[arg-type]
+        outcome = polling.finish(wait_for(engine.backend, Order.__saga__, "42", {}, until="completed", timeout=0))  # type: ignore[arg-type]
         assert outcome.state.items == ["book"]
         assert outcome == ended(engine)
 

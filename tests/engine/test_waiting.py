@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_sagas.core.state import State
-from celery_sagas.engine import query
+from celery_sagas.engine import polling
 from celery_sagas.engine.query import refuse_in_task, wait_for
 from celery_sagas.engine.session import Session
 from celery_sagas.errors import CorrelationError, DefinitionError, MisuseError, SagaNotFound, StoreUnavailable, WaitTimeout
@@ -87,13 +87,13 @@ class Sleeps:
 def sleeps(monkeypatch: pytest.MonkeyPatch) -> Sleeps:
     """The pauses between two looks."""
     sleeps = Sleeps()
-    monkeypatch.setattr(query, "time", sleeps)
+    monkeypatch.setattr(polling, "time", sleeps)
     return sleeps
 
 
 def wait(engine: Engine, until: Any, timeout: Any = 5, key: object = "42", **by: object) -> Any:
     """Wait for an order."""
-    return wait_for(engine.backend, ORDER, None if by else key, by, until=until, timeout=timeout)
+    return polling.finish(wait_for(engine.backend, ORDER, None if by else key, by, until=until, timeout=timeout))
 
 
 def is_paid(order: Order) -> bool:
@@ -145,7 +145,7 @@ class TestUntil:
     def test_copy_may_be_false(self, engine: Engine, sleeps: Sleeps) -> None:
         engine.handle(starter(begin, saga=Basket), basket_id="7")
 
-        basket = wait_for(engine.backend, BASKET, "7", {}, until=lambda basket: not basket, timeout=0)
+        basket = polling.finish(wait_for(engine.backend, BASKET, "7", {}, until=lambda basket: not basket, timeout=0))
         assert (basket.basket_id, len(basket)) == ("7", 0)
 
     def test_each_look_is_one_find(self, engine: Engine, sleeps: Sleeps) -> None:
@@ -153,7 +153,7 @@ class TestUntil:
         store = engine.interpose()
         sleeps.acts = [lambda: None, lambda: engine.handle(PAY, order_id="42", total=3)]
 
-        wait_for(engine.services.backend, ORDER, "42", {}, until=is_paid, timeout=5)
+        polling.finish(wait_for(engine.services.backend, ORDER, "42", {}, until=is_paid, timeout=5))
 
         assert store.calls.count("find") - 1 == 3  # one is that of the step
         assert len(sleeps.pauses) == 2
@@ -171,7 +171,7 @@ class TestUntil:
         engine.interpose().once_before("find", lambda: None, fail)
 
         with pytest.raises(StoreUnavailable):
-            wait_for(engine.services.backend, ORDER, "42", {}, until=is_paid, timeout=5)
+            polling.finish(wait_for(engine.services.backend, ORDER, "42", {}, until=is_paid, timeout=5))
         assert len(sleeps.pauses) == 1
 
     def test_instance_that_completes_meanwhile_is_not_waited_for(self, engine: Engine, sleeps: Sleeps) -> None:
@@ -272,12 +272,13 @@ class TestTimeout:
     def test_pauses_grow_and_the_last_look_is_at_the_end(self, engine: Engine, sleeps: Sleeps) -> None:
         with pytest.raises(WaitTimeout):
             wait(engine, is_paid, 2)
-        assert sleeps.pauses == pytest.approx([0.02, 0.04, 0.08, 0.16, 0.32, 0.5, 0.5, 0.38])
+        grown = [0.005 * 1.5**number for number in range(12)]
+        assert sleeps.pauses == pytest.approx([*grown, 0.5, 1.5 - sum(grown)])
 
-        sleeps.acts = [lambda: None] * 7 + [lambda: engine.handle(PLACE, order_id="42")]
+        sleeps.acts = [lambda: None] * 13 + [lambda: engine.handle(PLACE, order_id="42")]
         sleeps.pauses.clear()
         assert wait(engine, lambda order: True, 2).order_id == "42"
-        assert len(sleeps.pauses) == 8
+        assert len(sleeps.pauses) == 14
 
     @pytest.mark.parametrize(("timeout", "seconds"), [(3, 3.0), (0.5, 0.5), (timedelta(minutes=1), 60.0), (0, 0.0)])
     def test_it_is_a_timedelta_or_seconds(self, engine: Engine, sleeps: Sleeps, timeout: Any, seconds: float) -> None:
@@ -367,12 +368,12 @@ class TestMisuse:
             wait(engine, is_paid, key=None)
 
     def test_inside_a_task(self) -> None:
-        refuse_in_task("Order", None)
+        refuse_in_task("Order.wait", None)
         with pytest.raises(MisuseError, match=r"Order\.wait\(\) was called inside a task.*send\(.*schedule\("):
-            refuse_in_task("Order", Session("m1", {}))
+            refuse_in_task("Order.wait", Session("m1", {}))
 
 
 def test_real_time_passes(backend: MemoryBackend) -> None:
     """With the clock that users have, it ends."""
     with pytest.raises(WaitTimeout):
-        wait_for(backend, ORDER, "42", {}, until=is_paid, timeout=0.05)
+        polling.finish(wait_for(backend, ORDER, "42", {}, until=is_paid, timeout=0.05))

@@ -1,5 +1,6 @@
 """The world of a test: a clock, a broker, a backend, and a worker with its relay, which move only when the test moves them."""
 
+import math
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -117,6 +118,7 @@ class World:
         dispatcher.confirmations = _PromptConfirmations(*_parts(dispatcher.confirmations))
         runtime.observe = self._note
         runtime.revoke = self._revoked.update
+        runtime.pause = self._let_pass
         return runtime
 
     def read_outcomes(self, saga: SagaDefinition, instance_id: str, request: Request) -> MemberOutcomes:
@@ -289,6 +291,10 @@ class World:
         if self.broker.sent:
             self._use_relay()  # it forgets what is old
         return count
+
+    def _let_pass(self, seconds: float) -> None:
+        """Let time pass for plain code that waits for what the messages do."""
+        self.advance(math.ceil(seconds * 1000))
 
     def wait(self, until: int) -> None:
         """Let time pass, and have the relay publish what falls due; deliver nothing.
