@@ -133,7 +133,9 @@ class Entry(NamedTuple):
     key: str  #: empty where the message named no key
     instance_id: str  #: empty where there was no instance
     version: int  #: of the instance after the message; 0 where there was none
-    detail: str  #: JSON text: what was sent, why it was ignored; perhaps what it has changed, the message, and the final state
+    #: JSON text: what was sent, why it was ignored; perhaps what it has changed, the message, the final state, and what the step
+    #: has returned, for whoever asks it.
+    detail: str
     at: int = 0  #: set by the store
 
 
