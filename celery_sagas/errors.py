@@ -465,12 +465,10 @@ class UnreadableState(StoreError):
     saga: str
     key: str
     problem: str
+    remedy: str = "Raise schema_version and write an upgrade() if the saga has changed, or fix the record"
 
     def __str__(self) -> str:
-        return (
-            f"The stored state of {self.saga} {self.key!r} cannot be read: {self.problem}. "
-            "Raise schema_version and write an upgrade() if the saga has changed, or fix the record."
-        )
+        return _sentences(f"The stored state of {self.saga} {self.key!r} cannot be read: {self.problem}", self.remedy)
 
 
 @dataclass(eq=False, repr=False)

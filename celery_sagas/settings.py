@@ -175,8 +175,11 @@ class Settings(BaseModel):
     direct_publish: Literal["warn", "allow"] = "warn"
     #: Seconds that the worker which committed a message has to publish what it sends; it stops at half of them.
     dispatch_grace: Seconds = Field(default=30.0, gt=0, le=3600)
-    #: The largest state, and the largest message that a step sends. Bytes of JSON.
+    #: The largest state, and the largest message that a step sends. Bytes of JSON, before ``codec`` encodes it.
     max_state_bytes: Count = Field(default=1_000_000, ge=1_000, le=100_000_000)
+    #: The import path, ``package.module:object``, of what encodes the values of users before they are stored, and decodes them:
+    #: see ``celery_sagas.stores.encoded.Codec``. ``celery_sagas.contrib.fernet:codec`` encrypts them.
+    codec: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")] | None = None
     #: What a worker does on a backend that cannot keep the promise: ``"refuse"`` to start, or ``"warn"``.
     unsafe_backend: Literal["refuse", "warn"] = "refuse"
     #: Tasks, of other services, that receive an event besides the steps and tasks that subscribe to it: by the path of its class.

@@ -500,6 +500,7 @@ TESTS = ["SagaHarness", "SentMessage", "ScheduledTimeout", "ScenarioError", "Rea
 TESTS += ["collected", "Collected", "CollectedMessage"]
 EXPLORATION = ["explore", "ParticipantFailed"]
 BACKENDS = ["register_backend"]
+CODECS = {f"{PACKAGE}.stores.encoded": "Codec", f"{PACKAGE}.contrib.fernet": "FernetCodec"}
 
 
 def page() -> Iterator[str]:
@@ -551,6 +552,11 @@ def page() -> Iterator[str]:
     yield from ports()
     for name in BACKENDS:
         yield from shown(PACKAGE, name)
+    yield "### Codecs"
+    yield "The setting `saga_codec` names one. See [encryption](encryption.md)."
+    for module, name in CODECS.items():
+        yield f"Import `{name}` from `{module}`."
+        yield from shown(module, name)
     yield "### The contract of backends"
     yield "Tests of a backend subclass `WholeContract`, or the contract of one port; all are in `celery_sagas.testing`."
     yield from contracts([*TESTS, "CrashPoint"])

@@ -46,7 +46,7 @@ SAMPLES = {
     errors.StoreUnavailable: ("redis://localhost", "ConnectionError: refused"),
     errors.NewerState: ("order", "42", 3, 2, "pending map format"),
     errors.StepHeld: ("order.charge", "order", "ann", "the bank is closed"),
-    errors.UnreadableState: ("order", "42", "Field required: total"),
+    errors.UnreadableState: ("order", "42", "Field required: total", "Fix the record"),
     errors.UnreadableItem: ("shop.store", "d1", "m1", [["celsius", "Field required"]]),
     errors.ItemRejected: ("shop.store", "d1", "m1", "no such shop"),
     errors.BufferFull: ("shop.store", "d1", 1000, ["m1", "m2"]),

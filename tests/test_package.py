@@ -20,7 +20,7 @@ from tests.benchmarks.mutations import MUTATIONS, Mutation
 COMES_WITH = {"celery": {"billiard", "click"}, "kombu": {"amqp"}, "pydantic": {"pydantic_core", "typing_extensions"}}
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-DRIVERS = ["redis", "psycopg", "pymysql", "sqlalchemy.dialects.postgresql", "sqlalchemy.dialects.mysql"]
+DRIVERS = ["cryptography", "redis", "psycopg", "pymysql", "sqlalchemy.dialects.postgresql", "sqlalchemy.dialects.mysql"]
 
 
 @pytest.mark.skipif("TOX_ENV_NAME" not in os.environ, reason="the source tree may be tested outside tox")

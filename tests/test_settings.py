@@ -77,6 +77,7 @@ VALUES = {
     "max_deliveries": (3, 3),
     "direct_publish": ("allow", "allow"),
     "max_state_bytes": (5000, 5000),
+    "codec": ("shop.crypto:codec", "shop.crypto:codec"),
     "unsafe_backend": ("warn", "warn"),
     "subscriptions": (
         {"shop.Placed": ["billing.placed", {"task": "crm.on_order", "queue": "crm"}], "shop.Paid": ()},
@@ -185,6 +186,8 @@ def test_seconds(seconds):
         ("saga_direct_publish", None),
         ("saga_max_state_bytes", 999),
         ("saga_max_state_bytes", 100_000_001),
+        ("saga_codec", "shop.crypto.codec"),
+        ("saga_codec", "a key"),
         ("saga_unsafe_backend", "allow"),
         ("saga_unsafe_backend", None),
         ("saga_subscriptions", None),

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
 from celery_sagas.core.comparison import differences
+from celery_sagas.core.encoding import PROBLEM, REMEDY, UndecodedError, check_decoded
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.state import State
 from celery_sagas.errors import BUGS, InvalidState, NewerState, UnreadableState, problems_text
@@ -52,10 +53,13 @@ def decode(definition: SagaDefinition, key: str, data: str) -> dict[str, Any]:
     """Return the stored fields as JSON values, as they are.
 
     Raises:
-        UnreadableState: They are no JSON object.
+        UnreadableState: They are no JSON object, or encoded with another codec, or key.
     """
     try:
+        check_decoded(data)
         fields = from_json(data)
+    except UndecodedError as exc:
+        raise UnreadableState(definition.name, key, PROBLEM, REMEDY) from exc
     except (ValueError, TypeError) as exc:  # TypeError: half a surrogate pair
         raise UnreadableState(definition.name, key, f"it is no JSON ({exc})") from exc
     if not isinstance(fields, dict):

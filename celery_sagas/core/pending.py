@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from pydantic_core import from_json, to_json
 
 from celery_sagas.core.deferred import Deferred
+from celery_sagas.core.encoding import check_decoded
 from celery_sagas.core.requests.requests import ANSWERED, FAILURES, REQUESTS, UNDONE, Addressed, ReplyKind, Request
 from celery_sagas.core.requests.undo import Undo, Undoable, Undoing
 from celery_sagas.core.sending import SerializedMessage
@@ -335,6 +336,7 @@ def read_pending(text: str, written_at: int = 0) -> Pending:
     """
     if text == NOTHING:
         return Pending()
+    check_decoded(text)
     stored = from_json(text)
     try:
         if (format := stored.pop("format")) > FORMAT:

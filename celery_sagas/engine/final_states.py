@@ -9,6 +9,7 @@ from pydantic_core import from_json
 
 from celery_sagas.clock import LAST_MS
 from celery_sagas.core.codec import validation_problems
+from celery_sagas.core.encoding import PROBLEM, REMEDY, UndecodedError, check_decoded
 from celery_sagas.core.pending import NOTHING
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.state import State
@@ -55,7 +56,10 @@ def completion(backend: Backend, saga: SagaDefinition, entry: Entry) -> Outcome[
     if saga.keep_ms is None:
         return outcome
     try:
+        check_decoded(entry.detail)
         final = from_json(entry.detail).get(FINAL)
+    except UndecodedError as exc:
+        raise UnreadableState(saga.name, entry.key, PROBLEM, REMEDY) from exc
     except ValueError as exc:
         raise UnreadableState(saga.name, entry.key, f"the entry of its completion: {exc}") from exc
     if final is None or backend.outbox.time() >= entry.at + saga.keep_ms:

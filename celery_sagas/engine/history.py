@@ -6,6 +6,7 @@ from itertools import pairwise
 from pydantic_core import from_json
 
 from celery_sagas.clock import utc_time
+from celery_sagas.core.encoding import check_decoded
 from celery_sagas.core.history import HandledMessage, History, message_of
 from celery_sagas.core.saga import VALUES, SagaDefinition
 from celery_sagas.engine.commit import PAUSED
@@ -53,6 +54,7 @@ def has_changed_it(entry: Entry) -> bool:
 def _messages(saga: SagaDefinition, entries: Sequence[Entry]) -> Iterator[HandledMessage]:
     for entry in entries:
         try:
+            check_decoded(entry.detail)
             detail = from_json(entry.detail)
         except ValueError as exc:
             problem = f"the journal's entry of version {entry.version} cannot be read ({exc})"

@@ -11,6 +11,7 @@ from celery_sagas.core.codec import load
 from celery_sagas.core.comparison import parts_of
 from celery_sagas.core.context import NO_MESSAGE, MessageView, SagaView, StepContext
 from celery_sagas.core.correlation import Address
+from celery_sagas.core.encoding import PROBLEM, REMEDY, UndecodedError
 from celery_sagas.core.keys import KeyProperty, key_text
 from celery_sagas.core.pending import FORMAT, Keys, NewerFormat, Pending, read_pending
 from celery_sagas.core.requests.requests import Request
@@ -113,6 +114,8 @@ def pending_of(record: Record) -> Pending:
         return read_pending(record.pending, record.updated_at)
     except NewerFormat as exc:
         raise NewerState(record.saga, record.key, exc.args[0], FORMAT, "pending map format") from exc
+    except UndecodedError as exc:
+        raise UnreadableState(record.saga, record.key, PROBLEM, REMEDY) from exc
     except ValueError as exc:
         raise UnreadableState(record.saga, record.key, str(exc)) from exc
 

@@ -11,6 +11,8 @@ from celery_sagas.core.registry import registry
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.errors import UnsafeBackend
 from celery_sagas.settings import DEFAULT_FILE, Settings, is_default_backend, no_backend
+from celery_sagas.stores.encoded.backend import EncodedBackend
+from celery_sagas.stores.encoded.codec import load_codec
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.urls import open_backend
 
@@ -70,6 +72,9 @@ def open_backends(app: Celery, settings: Settings) -> Backends:
     warn_of_default_backend(app)
     given = settings.all_backends()
     opened = [open_backend(each.backend, prefix=settings.prefix, options=each.options) for each in given]
+    if settings.codec is not None:
+        codec = load_codec(settings.codec)
+        opened = [EncodedBackend(each, codec) for each in opened]
 
     def named(name: str | None) -> Backend:
         return opened[given.index(settings.backend_named(name))]

@@ -8,6 +8,7 @@ from celery.app.task import Context
 from celery.canvas import Signature
 from kombu.utils.json import dumps, loads
 
+from celery_sagas.core.encoding import PROBLEM, REMEDY, UndecodedError, check_decoded
 from celery_sagas.core.ids import derived_id
 from celery_sagas.core.registry import registry
 from celery_sagas.core.requests.requests import UNDONE, Addressed, ReplyKind
@@ -184,7 +185,10 @@ def signature_in(dead_letter: DeadLetter) -> dict[str, Any]:
         MisuseError: It has no signature.
     """
     try:
+        check_decoded(dead_letter.payload)
         sent = loads(dead_letter.payload)
+    except UndecodedError as exc:
+        raise MisuseError(f"the dead letter {dead_letter.id} cannot be read: {PROBLEM.removeprefix('it ')}", REMEDY) from exc
     except (ValueError, RecursionError) as exc:
         raise MisuseError(
             f"the dead letter {dead_letter.id} holds no JSON that can be read: {exc}", "It can only be discarded"

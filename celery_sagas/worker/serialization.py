@@ -16,6 +16,7 @@ from kombu.utils.json import dumps, loads
 
 from celery_sagas import clock
 from celery_sagas.core.arguments import is_native
+from celery_sagas.core.encoding import check_decoded
 from celery_sagas.core.sending import SerializedMessage
 from celery_sagas.errors import InvalidMessage
 from celery_sagas.worker.celery_internals import Destination, destination_of, name_of, options_to, plain_options
@@ -89,6 +90,7 @@ def deserialized(app: Celery, payload: str) -> Signature[Any]:
 
 def _read(app: Celery, payload: str) -> tuple[Signature[Any], dict[str, Any], Destination | None, str]:
     """Return the signature in a payload, its task's options, its destination in the app that sent it, and that app's name."""
+    check_decoded(payload)
     described = loads(payload)
     described.pop(SERIES, None)
     declared, route, name = described.pop(_DECLARED, {}), described.pop(ROUTE, None), described.pop(_APP, "")

@@ -9,6 +9,7 @@ from zoneinfo import ZoneInfo
 from celery.schedules import crontab
 
 from celery_sagas.clock import time_s
+from celery_sagas.core.encoding import check_decoded
 from celery_sagas.core.ids import derived_id
 from celery_sagas.core.sending import SerializedMessage
 from celery_sagas.core.series import Crontab, Interval, Series, series_from_json
@@ -83,6 +84,7 @@ def next_occurrence(row: OutboxRow, now: int) -> OutboxRow:
         ValueError: It cannot be read here.
     """
     try:
+        check_decoded(row.payload)
         sent = json.loads(row.payload)  # not kombu's, which would decode values of arguments
         due_at = series_from_json(sent[SERIES]).following(max(now, row.due_at))
         options = sent["options"]
