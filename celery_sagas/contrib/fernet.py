@@ -1,7 +1,8 @@
 """The codec that encrypts what is stored, with Fernet: ``saga_codec = "celery_sagas.contrib.fernet:codec"``.
 
 The keys are in the environment variable ``SAGA_FERNET_KEYS``, separated by commas. The first one encrypts; each decrypts, so that
-keys can be rotated. An app with keys from elsewhere names a codec of its own: ``codec = FernetCodec(keys)``.
+keys can be rotated. An app with keys from elsewhere names a codec of its own: ``codec = FernetCodec(keys)``. While encryption
+is switched on or off, ``celery_sagas.contrib.fernet:decrypting`` reads what is encrypted, and encrypts nothing.
 """
 
 import os
@@ -71,6 +72,19 @@ class FernetCodec:
             raise ConfigurationError("one of the keys to encrypt with is none of Fernet's", f"{_NEW_KEY} makes a key") from None
 
 
+class DecryptingCodec(FernetCodec):
+    """Decrypts what was encrypted, and encrypts nothing: for the time in which processes switch one after the other."""
+
+    def encode(self, text: str, about: str) -> str:
+        """Return a text as it is.
+
+        Raises:
+            ConfigurationError: As for ``FernetCodec.encode``.
+        """
+        _ = self._fernet  # a process without keys does not start
+        return text
+
+
 def _place(about: str) -> bytes:
     """Return what stands before a text, whatever its length."""
     return sha256(about.encode()).digest()
@@ -81,3 +95,4 @@ def _from_environment() -> list[str]:
 
 
 codec: Final = FernetCodec(_from_environment)
+decrypting: Final = DecryptingCodec(_from_environment)

@@ -103,7 +103,7 @@ def _try(codec: Codec, subject: str) -> None:
     try:
         encoded = codec.encode(_TRIED, about)
         is_text = isinstance(encoded, str)
-        is_same = is_text and codec.decode(encoded, about) == _TRIED
+        is_same = is_text and (encoded == _TRIED or codec.decode(encoded, about) == _TRIED)
     except ConfigurationError:
         raise
     except Exception as exc:

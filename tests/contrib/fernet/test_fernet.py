@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 from cryptography.fernet import Fernet
 
-from celery_sagas.contrib.fernet import VARIABLE, FernetCodec, codec
+from celery_sagas.contrib.fernet import VARIABLE, DecryptingCodec, FernetCodec, codec, decrypting
 from celery_sagas.errors import ConfigurationError
 from celery_sagas.stores.encoded.backend import EncodedBackend
 from celery_sagas.worker.runtime import runtime_of
@@ -56,6 +56,13 @@ def test_first_key_encrypts_and_each_decrypts():
         FernetCodec([new]).decode(encoded, ABOUT)
 
 
+def test_one_that_only_decrypts():
+    key = new_key()
+    decrypting = DecryptingCodec([key])
+    assert decrypting.encode(TEXT, ABOUT) == TEXT
+    assert decrypting.decode(FernetCodec([key]).encode(TEXT, ABOUT), ABOUT) == TEXT
+
+
 @pytest.mark.parametrize("encoded", ["", "é", "gAAAAA", "x" * 99])
 def test_garbage_is_not_decoded(encoded):
     with pytest.raises(ValueError, match="none of the keys"):
@@ -79,10 +86,17 @@ def test_keys_come_from_the_environment(key: str, monkeypatch: pytest.MonkeyPatc
     assert codec.decode(FernetCodec([old]).encode(TEXT, ABOUT), ABOUT) == TEXT
 
 
-def test_app_without_keys_does_not_start(key: str, monkeypatch: pytest.MonkeyPatch, new_app: NewApp):
+def test_app_that_only_decrypts_starts(key: str, new_app: NewApp):
+    app = new_app(saga_codec="celery_sagas.contrib.fernet:decrypting")
+    assert isinstance(runtime_of(app).backend, EncodedBackend)
+
+
+@pytest.mark.parametrize("name", ["codec", "decrypting"])
+def test_app_without_keys_does_not_start(key: str, monkeypatch: pytest.MonkeyPatch, new_app: NewApp, name: str):
     monkeypatch.delenv(VARIABLE)
+    monkeypatch.delitem(decrypting.__dict__, "_fernet", raising=False)
     with pytest.raises(ConfigurationError, match=f"there is no key to encrypt with. Set {VARIABLE}: python -c"):
-        runtime_of(new_app(saga_codec=PATH))
+        runtime_of(new_app(saga_codec=f"celery_sagas.contrib.fernet:{name}"))
 
 
 def test_app_without_a_codec_has_no_wrapper(app: Celery):
