@@ -516,7 +516,8 @@ def page() -> Iterator[str]:
     yield "## Commands"
     yield (
         "More about them: [dead letters](dead-letters.md), [aggregators](aggregators.md#commands), [the relay](deploying.md), "
-        "[former names](upgrading.md#names), [graphs](graph.md), [instances](listing.md), [one of them](operating.md)."
+        "[former names](upgrading.md#names), [checks](upgrading.md#check-before-you-deploy), "
+        "[graphs](graph.md), [instances](listing.md), [one of them](operating.md)."
     )
     yield from commands()
     yield "## Sagas"

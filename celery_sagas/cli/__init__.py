@@ -6,6 +6,7 @@ from celery_sagas.cli.activity import activity
 from celery_sagas.cli.acts import answer, fire, patch, pause, resume, skip, terminate
 from celery_sagas.cli.aggregates import aggregates
 from celery_sagas.cli.audit import audit
+from celery_sagas.cli.check import check
 from celery_sagas.cli.dead import dead
 from celery_sagas.cli.describe import describe
 from celery_sagas.cli.doctor import doctor
@@ -40,6 +41,7 @@ for act in (answer, fire, hold, patch, pause, release, resume, skip, terminate):
     sagas.add_command(act)
 sagas.add_command(aggregates)
 sagas.add_command(audit)
+sagas.add_command(check)
 sagas.add_command(dead)
 sagas.add_command(describe)
 sagas.add_command(doctor)

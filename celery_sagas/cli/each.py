@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, Final, Protocol, TextIO
 
 import click
 
@@ -183,7 +183,7 @@ class _Run:
         if self._failed_to is not None:
             self._failed_to.write("")  # click opens it now: what an earlier run has written is gone
         try:
-            with _interruptible(self):
+            with interruptible(self):
                 self._act_on_each(ids, per_second)
         finally:
             is_whole = self._report(len(ids))
@@ -240,8 +240,14 @@ class _Run:
             click.echo(tables.line(f"{done.saga} {done.key or done.id}{':' * is_idle} {done.text}"))
 
 
+class Stoppable(Protocol):
+    """A run that ends after the instance at hand, once it is stopped."""
+
+    is_stopped: bool
+
+
 @contextmanager
-def _interruptible(run: _Run) -> Iterator[None]:
+def interruptible(run: Stoppable) -> Iterator[None]:
     """Have Ctrl-C stop a run after the instance at hand, and a second one at once."""
 
     def stop(number: int, frame: object) -> None:

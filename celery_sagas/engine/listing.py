@@ -115,18 +115,24 @@ def tag_of(saga: SagaDefinition, by: Mapping[str, object]) -> tuple[str, str] | 
 
 
 def glances(
-    backend: Backend, saga: SagaDefinition, tag: tuple[str, str] | None, *, oldest_first: bool = False, at_once: int = _PAGE
+    backend: Backend,
+    saga: SagaDefinition,
+    tag: tuple[str, str] | None,
+    *,
+    oldest_first: bool = False,
+    at_once: int = _PAGE,
+    after: str = "",
 ) -> Iterator[Glance]:
     """Yield the instances of a saga under all of its names, or those that have a tag.
 
     Those that were committed last come first, or those with a tag that began last; the other way round with ``oldest_first``,
-    which is for instances without a tag. ``at_once`` are read with a page.
+    which is for instances without a tag. ``at_once`` are read with a page. Those follow that come after a place.
     """
     by_place: Place = (lambda glance: glance.place) if tag is None else (lambda glance: glance.id)
     read = partial(_page, backend.instances, tag, by_place, at_once, oldest_first=oldest_first)
     is_behind = operator.gt if oldest_first else operator.lt
     ahead: dict[str, Page] = {}
-    end, is_first = "", True
+    end, is_first = after, True
     while end or is_first:
         start, end, is_first = end, "", False
         # A rename moves instances to the first of the names, which is read last: none is missed, and some come twice.

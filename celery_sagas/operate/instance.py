@@ -257,6 +257,23 @@ class OperatedInstance:
         """
         return self._act("reindex", reason, verbs.reindex, expected_version)
 
+    def upgrade(self, reason: str, *, always: bool = False, expected_version: int | None = None) -> Done:
+        """Have it stored as today's code would: its state, and the fields by which it is found and listed.
+
+        A commit of a message does the same: this is for an instance to which none comes soon.
+
+        Args:
+            reason: Why.
+            always: Whether it is stored again if nothing would change, too: as ``saga_codec`` encodes it now.
+            expected_version: The version that it must have.
+
+        Raises:
+            InvalidState: Today's code could not store it.
+            KeyTaken: An alternate key belongs to another instance.
+        """
+        plan = partial(verbs.upgrade, most_bytes=self._runtime.settings.max_state_bytes, always=always)
+        return self._act("upgrade", reason, plan, expected_version, [always])
+
     @property
     def _runtime(self) -> Runtime:
         return runtime_of(self._operator.app)

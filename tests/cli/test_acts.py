@@ -563,6 +563,7 @@ class TestAudit:
             "fail": lambda: instance.fail(charge.name, "no", HOSTILE),
             "skip": lambda: instance.skip("delivery", HOSTILE),
             "reindex": lambda: changed.reindex(HOSTILE),
+            "upgrade": lambda: changed.upgrade(HOSTILE, always=True),
             "terminate": lambda: instance.terminate(HOSTILE),
         }
         verbs = {name for name, each in vars(OperatedInstance).items() if callable(each) and not name.startswith("_")}

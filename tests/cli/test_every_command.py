@@ -12,6 +12,7 @@ from tests.cli.test_describe import run
     [
         ["activity"],
         ["aggregates", "list"],
+        ["check"],
         ["dead", "list"],
         ["held"],
         ["hold", "order", "--reason", "why"],
@@ -46,7 +47,16 @@ def test_wrong_setting_is_one_of_several_findings(app: Celery) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["activity"], ["aggregates", "list"], ["dead", "list"], ["held"], ["show", "order", "1"], ["stuck"], ["try", "order.pay"]],
+    [
+        ["activity"],
+        ["aggregates", "list"],
+        ["check"],
+        ["dead", "list"],
+        ["held"],
+        ["show", "order", "1"],
+        ["stuck"],
+        ["try", "order.pay"],
+    ],
     ids=" ".join,
 )
 def test_connections_are_closed(app: Celery, words: list[str]) -> None:

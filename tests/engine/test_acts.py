@@ -15,7 +15,7 @@ from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.sending import SerializedMessage
 from celery_sagas.core.state import State
 from celery_sagas.engine.acts.acting import Act, Done, Planner, Subject, perform
-from celery_sagas.engine.acts.verbs import fire, patch, pause, reindex, resume, settle, skip, terminate
+from celery_sagas.engine.acts.verbs import fire, patch, pause, reindex, resume, settle, skip, terminate, upgrade
 from celery_sagas.engine.instance import lookup_in
 from celery_sagas.engine.outcomes import Kind, read_entry
 from celery_sagas.errors import (
@@ -300,6 +300,62 @@ class TestTerminate:
         rewrite(made, "[]")
         assert act(engine, ending()).changed
         assert backend.sagas.count(["ticket"]) == {"ticket": 0}
+
+
+def upgrading(*, always: bool = False, most_bytes: int = 10_000) -> Callable[[Subject], Any]:
+    """Return the plan of an upgrade."""
+    return partial(upgrade, most_bytes=most_bytes, always=always)
+
+
+class TestUpgrade:
+    def test_current_form_is_left_alone(self, engine: Engine) -> None:
+        made = tickets(engine)
+        before = made.record, made.entries
+        done = act(engine, upgrading())
+        assert (done.changed, done.text) == (False, "it is stored as this code would store it")
+        assert (made.record, made.entries) == before
+
+    def test_current_form_is_stored_again(self, engine: Engine) -> None:
+        made = tickets(engine)
+        before = made.record
+        assert act(engine, upgrading(always=True)).changed
+        assert made.record == before._replace(version=before.version + 1, updated_at=made.record.updated_at)
+        assert from_json(made.entries[-1].detail)["fields"] == []
+
+    def test_form_of_today(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        """State, version, and what it is found and listed by."""
+        monkeypatch.setattr(Ticket, "upgrade", lambda data, version: {**data, "status": "open"})
+        made = tickets(engine)
+        done = act(engine, upgrading(), saga=definition(also_by=(), search_by=("status",), schema_version=2))
+        assert (done.changed, made.data["status"], made.record.schema_version) == (True, "open", 2)
+        assert (made.pending.keys, made.pending.tags) == ({}, {"status": "open"})
+        assert from_json(made.entries[-1].detail)["fields"] == ["status"]
+
+    def test_what_waited_is_sent_once_the_state_is_another(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Ticket, "upgrade", lambda data, version: {**data, "status": "open"})
+        made = tickets(engine, "defer")
+        made.become("new")
+        made.come("message")
+        assert [each.id for each in made.deferred] == ["m1"]
+        act(engine, upgrading(), saga=definition(schema_version=2))
+        assert made.deferred == []
+
+    def test_paused_instance_stays_paused(self, engine: Engine) -> None:
+        made = paused(engine)
+        act(engine, upgrading(), saga=definition(schema_version=2))
+        assert made.pending.paused is not None
+        assert made.pending.tags == dict([PAUSED])
+
+    def test_form_that_is_too_large(self, engine: Engine) -> None:
+        tickets(engine)
+        with pytest.raises(InvalidState, match="saga_max_state_bytes allows 20"):
+            act(engine, upgrading(always=True, most_bytes=20))
+
+    def test_another_key(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Ticket, "upgrade", lambda data, version: {**data, "number": "2"})
+        tickets(engine)
+        with pytest.raises(InvalidState, match="number: this code makes another correlation key of it"):
+            act(engine, upgrading(), saga=definition(schema_version=2))
 
 
 class TestReindex:

@@ -75,6 +75,7 @@ assert_type(tried.messages, tuple[OutgoingMessage, ...])
 assert_type(tried.messages[0].calls, tuple[Call, ...])
 assert_type(tried.error, Exception | None)
 order.reindex("search_by has carrier", expected_version=4)
+order.upgrade("release 7", always=True, expected_version=4)
 done = order.pause("again")
 assert_type((done.saga, done.key, done.version, done.changed, done.text), tuple[str, str, int, bool, str])
 

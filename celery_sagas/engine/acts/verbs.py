@@ -8,17 +8,18 @@ from pydantic_core import from_json, to_json
 
 from celery_sagas.core.changes import is_same
 from celery_sagas.core.codec import dump, load
-from celery_sagas.core.pending import NOTHING, PAUSED, Keys, Pause, Pending
+from celery_sagas.core.pending import NOTHING, PAUSED, Pause, Pending
 from celery_sagas.core.requests.requests import Request
 from celery_sagas.core.sending import SerializedMessage
 from celery_sagas.core.state import State
 from celery_sagas.core.timeouts import Timeout
 from celery_sagas.engine.acts.acting import Plan, Subject
 from celery_sagas.engine.final_states import FINAL, FinalState
-from celery_sagas.engine.instance import alternate_keys_of, key_of, tags_of
+from celery_sagas.engine.forms import form_of, listed
+from celery_sagas.engine.instance import key_of
 from celery_sagas.engine.outcomes import Kind
 from celery_sagas.errors import InvalidState, MisuseError, UnreadableState
-from celery_sagas.stores.operations import Delete
+from celery_sagas.stores.operations import Delete, Update
 
 #: Why an instance has completed: an operator has ended it.
 TERMINATED: Final = "terminated"
@@ -111,12 +112,10 @@ def patch(subject: Subject, change: Callable[[dict[str, Any]], dict[str, Any]], 
         return Plan(None, "its state is like that already", before, after)
     if not pending.paused:
         _release_all(pending)  # it may be in another status
-    keys, tags = _listed(subject, state)
+    keys, tags = listed(saga, record.key, state, pending)
     paths = _changed(stored, from_json(after))
     commit = subject.update(data=after, schema_version=saga.schema_version, keys=keys, tags=tags, fields=paths)
-    if (size := sum(len(text.encode()) for text in (after, commit.change.pending))) > most_bytes:
-        problem = f"with what it waits for it has {size:,} bytes; saga_max_state_bytes allows {most_bytes:,}"
-        raise InvalidState(saga.name, record.key, [("", problem)], _OTHER_VALUES)
+    _check_size(subject, commit, most_bytes)
     return Plan(commit, f"has changed: {_what_changes(paths, record.schema_version, saga.schema_version)}", before, after)
 
 
@@ -131,11 +130,39 @@ def reindex(subject: Subject) -> Plan:
     """
     record, pending = subject.record, subject.pending
     state, _ = load(subject.saga, record.key, record.data, record.schema_version)
-    keys, tags = _listed(subject, state)
+    keys, tags = listed(subject.saga, record.key, state, pending)
     names = list(dict.fromkeys([*_changed(pending.keys, keys), *_changed(pending.tags, tags)]))
     if not names:
         return Plan(None, "it is indexed as its saga says")
     return Plan(subject.update(keys=keys, tags=tags, fields=names), f"is indexed again by {', '.join(names)}")
+
+
+def upgrade(subject: Subject, most_bytes: int, *, always: bool) -> Plan:
+    """Store the instance as today's code would: its state, and the keys and fields by which it is found and listed.
+
+    Args:
+        subject: The instance.
+        most_bytes: The maximum size of a state.
+        always: Whether it is also stored if that is how it is stored: with the key that ``saga_codec`` has now.
+
+    Raises:
+        InvalidState: Today's code could not store it.
+        KeyTaken: An alternate key belongs to another instance.
+        NewerState: Newer code wrote it.
+        UnreadableState: Today's code cannot read it.
+    """
+    saga, record, pending = subject.saga, subject.record, subject.pending
+    form = form_of(saga, record, pending)
+    is_current = form.is_that_of(record, pending)
+    if is_current and not always:
+        return Plan(None, "it is stored as this code would store it")
+    fields = _changed(from_json(record.data), from_json(form.data))
+    if fields and not pending.paused:
+        _release_all(pending)  # it may be in another status
+    data, schema_version, keys, tags = form
+    commit = subject.update(data=data, schema_version=schema_version, keys=keys, tags=tags, fields=fields)
+    _check_size(subject, commit, most_bytes)
+    return Plan(commit, "is stored again as it is" if is_current else "is stored as this code stores it")
 
 
 def skip(subject: Subject, name: str) -> Plan:
@@ -237,6 +264,13 @@ def _release_all(pending: Pending) -> None:
         pending.release(deferred)
 
 
+def _check_size(subject: Subject, commit: Update, most_bytes: int) -> None:
+    change = commit.change
+    if (size := sum(len(text.encode()) for text in (change.data, change.pending))) > most_bytes:
+        problem = f"with what it waits for it has {size:,} bytes; saga_max_state_bytes allows {most_bytes:,}"
+        raise InvalidState(subject.saga.name, subject.record.key, [("", problem)], _OTHER_VALUES)
+
+
 def _what_changes(fields: Sequence[str], before: int, after: int) -> str:
     """Return what a patch changes, in words: fields, and the version of the schema."""
     names = ", ".join(fields)
@@ -276,13 +310,6 @@ def _loaded(subject: Subject, data: str) -> tuple[State, dict[str, Any]]:
         return load(saga, record.key, data, saga.schema_version)
     except UnreadableState as exc:
         raise InvalidState(saga.name, record.key, [("", exc.problem)], _OTHER_VALUES) from exc
-
-
-def _listed(subject: Subject, state: State) -> tuple[Keys, Keys]:
-    """Return the alternate keys that the instance has with a state, and what it is listed by."""
-    saga, key = subject.saga, subject.record.key
-    tags = tags_of(saga, key, state) | (dict([PAUSED]) if subject.pending.paused else {})
-    return alternate_keys_of(saga, key, state), tags
 
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
