@@ -175,6 +175,11 @@ class Settings(BaseModel):
     direct_publish: Literal["warn", "allow"] = "warn"
     #: Seconds that the worker which committed a message has to publish what it sends; it stops at half of them.
     dispatch_grace: Seconds = Field(default=30.0, gt=0, le=3600)
+    #: Where the spans of steps are: ``"links"``: each in the trace of its message, with a link to the step that has created the
+    #: instance; ``"parent"``: below that step, all in one trace.
+    trace: Literal["links", "parent"] = "links"
+    #: Whether spans have the correlation key of their instance.
+    trace_keys: bool = False
     #: The largest state, and the largest message that a step sends. Bytes of JSON, before ``codec`` encodes it.
     max_state_bytes: Count = Field(default=1_000_000, ge=1_000, le=100_000_000)
     #: The import path, ``package.module:object``, of what encodes the values of users before they are stored, and decodes them:

@@ -14,6 +14,7 @@ from sybil.parsers.myst import PythonCodeBlockParser
 
 from celery_sagas.core.registry import registry
 from celery_sagas.stores.urls import open_backend
+from celery_sagas.worker.tracing import trace_with
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -50,6 +51,7 @@ def end(namespace: dict[str, Any]) -> None:
     home, scratch, _state._on_app_finalizers = namespace["leave"]
     for app in [value for value in namespace.values() if isinstance(value, Celery)]:
         app.close()
+    trace_with(None)
     del sys.modules["shop"]
     os.chdir(home)
     scratch.cleanup()

@@ -17,10 +17,18 @@ import celery_sagas
 from tests.benchmarks.mutations import MUTATIONS, Mutation
 
 #: By what is declared: what is imported under another name, or comes with it as a part of its interface.
-COMES_WITH = {"celery": {"billiard", "click"}, "kombu": {"amqp"}, "pydantic": {"pydantic_core", "typing_extensions"}}
+COMES_WITH = {
+    "celery": {"billiard", "click"},
+    "kombu": {"amqp"},
+    "pydantic": {"pydantic_core", "typing_extensions"},
+    "opentelemetry-api": {"opentelemetry"},
+}
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-DRIVERS = ["cryptography", "redis", "psycopg", "pymysql", "sqlalchemy.dialects.postgresql", "sqlalchemy.dialects.mysql"]
+DRIVERS = [
+    *("redis", "psycopg", "pymysql", "sqlalchemy.dialects.postgresql", "sqlalchemy.dialects.mysql"),
+    *("cryptography", "opentelemetry"),
+]
 
 
 @pytest.mark.skipif("TOX_ENV_NAME" not in os.environ, reason="the source tree may be tested outside tox")

@@ -63,6 +63,7 @@ class Pending:
     deferred: list[Deferred] = field(default_factory=list)  #: the messages that wait with it, in the order of their arrival
     tags: Keys = field(default_factory=dict)  #: the values by which the store lists it: ``search_by`` may have changed since then
     paused: Pause | None = None
+    trace: str = ""  #: of the step that has created it: the values of the headers ``traceparent`` and ``tracestate``
     more: dict[str, Any] = field(default_factory=dict)  #: what newer code keeps in it; written back as it is
     new_timeouts: dict[str, NewTimeout] = field(default_factory=dict)  #: by name
     #: By id, with the deadline's message.
@@ -311,6 +312,8 @@ class Pending:
             parts["deferred"] = [each.to_json() for each in self.deferred]
         if self.paused:
             parts["paused"] = self.paused._asdict()
+        if self.trace:
+            parts["trace"] = self.trace
         return to_json({"format": self._format(), **parts}).decode() if parts else NOTHING
 
     def _format(self) -> int:
@@ -347,7 +350,8 @@ def read_pending(text: str, written_at: int = 0) -> Pending:
         paused = Pause(**noted) if (noted := stored.pop("paused", None)) else None
         by_name = {str(name): Timeout.from_json(dict(noted), written_at) for name, noted in timeouts.items()}
         by_id = {str(id): Request.from_json(str(id), dict(noted)) for id, noted in requests.items()}
-        return Pending(dict(keys), by_name, by_id, requester, undo, deferred, dict(tags), paused, stored)
+        trace = str(stored.pop("trace", ""))
+        return Pending(dict(keys), by_name, by_id, requester, undo, deferred, dict(tags), paused, trace, stored)
     except (TypeError, AttributeError, KeyError) as exc:
         raise ValueError(f"the pending map is not of its form: {exc}") from exc
 

@@ -134,6 +134,8 @@ def commit_of(run: Run, record: Record | None, state: State) -> Commit:
     _check_key(run, key, state)
     rows = _released(run, context.pending)
     keys, tags = alternate_keys_of(run.step.saga, key, state), tags_of(run.step.saga, key, state)
+    if run.delivery.trace is not None and is_born:
+        context.pending.trace = run.delivery.trace.stored()
     data, pending = dump(run.step.saga, key, state, context.unknown), _pending(run, key, context.pending, keys, tags, rows)
     _check_size(run, key, data, pending)
     changes = _changes_of(run, record, data, state)
@@ -217,8 +219,8 @@ def _pending(run: Run, key: str, pending: Pending, keys: Keys, tags: Keys, rows:
         raise run.refuse(key, f"it waits for {count} answers, and {REQUESTS:,} are allowed: use gather() for many of one kind")
     if (count := pending.to_undo) > MOST:
         raise run.refuse(key, f"it has {count} pieces of work to undo, and {MOST:,} are allowed")
-    kept = (keys, timeouts, requests, pending.requester, pending.undo, pending.deferred, tags, pending.paused, pending.more)
-    return _readable(run, key, Pending(*kept))
+    kept = (keys, timeouts, requests, pending.requester, pending.undo, pending.deferred, tags)
+    return _readable(run, key, Pending(*kept, pending.paused, pending.trace, pending.more))
 
 
 def _readable(run: Run, key: str, pending: Pending) -> str:

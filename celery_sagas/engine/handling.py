@@ -12,6 +12,7 @@ from celery_sagas.engine.conflicts import Conflicts
 from celery_sagas.engine.outbox.dispatch import Dispatcher
 from celery_sagas.engine.outcomes import Outcome
 from celery_sagas.engine.session import Delivery
+from celery_sagas.engine.tracing import traced
 from celery_sagas.engine.unit_of_work import Handled, Steps, handle_once
 from celery_sagas.errors import AlreadyHandled, RevisionConflict, StoreError
 from celery_sagas.stores.operations import Begin, Commit, CountDelivery, Delete, Lock, Operation, Update
@@ -47,7 +48,7 @@ def handle(services: Services, delivery: Delivery) -> Outcome:
     conflicts, driver = Conflicts(services.conflict_retries), Driver(services.backend)
     while True:
         try:
-            handled = driver.drive(handle_once(delivery, services.terms, conflicts.attempt))
+            handled = driver.drive(traced(handle_once(delivery, services.terms, conflicts.attempt), delivery.trace))
             break
         except RevisionConflict as conflict:
             logger.debug("%s: %s", delivery.step.name, conflict)

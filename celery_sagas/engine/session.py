@@ -10,6 +10,7 @@ from celery_sagas.connections import OnFailure
 from celery_sagas.core.requests.requests import Addressed, ReturnAddress
 from celery_sagas.core.sending import Sending, SerializedMessage
 from celery_sagas.core.step import StepDefinition
+from celery_sagas.engine.tracing import MessageTrace
 from celery_sagas.errors import MisuseError
 
 #: How many saga types a message's causation names at most; the oldest is left out.
@@ -78,6 +79,7 @@ class Delivery(NamedTuple):
     at: datetime | None = None  #: when its handling began, if its saga keeps its history
     deferral: Callable[[], Deferral] | None = None  #: ``None``: there is nothing that could be published again
     question: str = ""  #: stands for its arguments, if somebody outside awaits what its step returns
+    trace: MessageTrace | None = None  #: if steps are traced
 
     @property
     def first_argument(self) -> Any:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from celery_sagas.engine.handling import Driver, Services
 from celery_sagas.engine.outcomes import Outcome
 from celery_sagas.engine.session import Attempt, Delivery
+from celery_sagas.engine.tracing import traced
 from celery_sagas.engine.unit_of_work import Handled, Steps, handle_once
 from celery_sagas.errors import RevisionConflict, StoreError
 from celery_sagas.stores.operations import Begin, Commit, Find, Operation
@@ -163,7 +164,7 @@ class Batch:
 
     def _attempt(self, delivery: Delivery, unique: int = 0) -> Steps[Handled]:
         timed = delivery._replace(call=partial(self._call, delivery.call))
-        return handle_once(timed, self._services.terms, Attempt(unique=unique))
+        return traced(handle_once(timed, self._services.terms, Attempt(unique=unique)), delivery.trace)
 
     def _call(self, call: Callable[..., Any], function: Any, first: Any, /, **arguments: Any) -> Any:
         """Call a handler, and measure it."""
@@ -208,7 +209,12 @@ class Batch:
 
     def _perform(self, wave: Sequence[_Work]) -> list[tuple[_Work, Any]]:
         """Perform the operations for which these wait; return them with the answers."""
+        began = time.time_ns()
         answers = self._services.backend.many([work.operation for work in wave if work.operation is not None]) if wave else []
+        performed = began, time.time_ns()
+        for work in wave:
+            if (trace := work.message.delivery.trace) is not None:
+                trace.performed = performed
         return list(zip(wave, answers, strict=True))
 
     def _first_of_each_instance(self, found: Sequence[tuple[_Work, Any]]) -> list[tuple[_Work, Any]]:

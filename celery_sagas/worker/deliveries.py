@@ -12,6 +12,7 @@ from celery_sagas.core.requests.requests import Addressed, ReplyKind
 from celery_sagas.core.step import StepDefinition
 from celery_sagas.engine.outcomes import Kind, Outcome
 from celery_sagas.engine.session import Delivery, Session
+from celery_sagas.engine.tracing import MessageTrace
 from celery_sagas.engine.unit_of_work import NO_VALUE_LATE
 from celery_sagas.worker.celery_internals import RunningTask
 from celery_sagas.worker.failures.deferral import deferral_of
@@ -44,7 +45,9 @@ _LEVELS = {
 _IN_VAIN = frozenset({Kind.IGNORED, Kind.DROPPED, Kind.DUPLICATE})
 
 
-def delivery_of(task: Any, request: Any, session: Session, bound: Mapping[str, Any], runtime: Runtime) -> Delivery:
+def delivery_of(
+    task: Any, request: Any, session: Session, bound: Mapping[str, Any], runtime: Runtime, trace: MessageTrace | None = None
+) -> Delivery:
     """Return the delivery of the message of a task's request.
 
     Raises:
@@ -64,6 +67,7 @@ def delivery_of(task: Any, request: Any, session: Session, bound: Mapping[str, A
         clock.now() if step.saga.keeps_messages else None,
         lambda: deferral_of(task, request, session, bound),
         read_question(request) if is_message else "",
+        trace,
     )
 
 

@@ -6,7 +6,7 @@ Any publisher may put anything into a header. A malformed header is treated as a
 nothing else is raised here.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeGuard
 from uuid import uuid4
 
@@ -262,6 +262,12 @@ def headers_of(request: Any) -> Mapping[str, Any]:
 def task_of(request: Any) -> str:
     """Return the name of a message's task; empty if the message names none."""
     return str(request.__dict__.get("task", ""))
+
+
+def texts_of(request: Any, names: Iterable[str]) -> dict[str, str]:
+    """Return the headers of these names that a message has, and that are texts."""
+    found = ((name, _header(request, name)) for name in names)
+    return {name: value for name, value in found if isinstance(value, str)}
 
 
 def id_of(request: Any) -> str:

@@ -19,6 +19,7 @@ from celery_sagas.core.arguments import is_native
 from celery_sagas.core.encoding import check_decoded
 from celery_sagas.core.sending import SerializedMessage
 from celery_sagas.errors import InvalidMessage
+from celery_sagas.worker import tracing
 from celery_sagas.worker.celery_internals import Destination, destination_of, name_of, options_to, plain_options
 from celery_sagas.worker.headers import causation_headers
 from celery_sagas.worker.sessions import current_session
@@ -217,6 +218,8 @@ def _headers_and_parents(app: Celery) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the headers and parents that Celery would add while this task runs: the message may be published after its end."""
     session = current_session()
     headers = {} if session is None else causation_headers(session)
+    if tracing.tracer is not None:
+        headers.update(tracing.tracer.headers())
     task = app.current_worker_task
     if task is None or not task.request.id:
         return headers, {}

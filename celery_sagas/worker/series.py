@@ -15,6 +15,7 @@ from celery_sagas.core.sending import SerializedMessage
 from celery_sagas.core.series import Crontab, Interval, Series, series_from_json
 from celery_sagas.errors import ConfigurationError
 from celery_sagas.stores.records import OutboxRow
+from celery_sagas.worker import tracing
 from celery_sagas.worker.celery_internals import current_app
 from celery_sagas.worker.headers import ADDRESS
 from celery_sagas.worker.serialization import SERIES
@@ -70,6 +71,8 @@ def _zone_name() -> str:
 def in_series(message: SerializedMessage, at: int, series: Series) -> SerializedMessage:
     """Return a message as the first occurrence of a series: a relay publishes it, even if it is due at once."""
     payload = {**json.loads(message.payload), SERIES: series.to_json()}
+    if tracing.tracer is not None:
+        tracing.tracer.forget(payload["options"]["headers"])
     return replace(message, payload=json.dumps(payload), due_at=at)
 
 

@@ -14,6 +14,7 @@ from celery_sagas.engine.dead_letters.dead_lettering import dead_letter_id_of
 from celery_sagas.engine.handling import handle
 from celery_sagas.engine.outcomes import Kind
 from celery_sagas.engine.session import Session, refuse_inline
+from celery_sagas.engine.tracing import MessageTrace
 from celery_sagas.errors import (
     ConfigurationError,
     DefinitionError,
@@ -25,6 +26,7 @@ from celery_sagas.errors import (
     TooManyDeferred,
     UnreadableState,
 )
+from celery_sagas.worker import tracing
 from celery_sagas.worker.deliveries import conclude, delivery_of
 from celery_sagas.worker.durable import DurableTask, add_durable_task, bearing, free_name
 from celery_sagas.worker.failures.deferral import defer_missing, keep_out
@@ -118,10 +120,17 @@ def _refuse_inline(step: StepDefinition, request: Any) -> None:
 
 
 def _handle(task: StepTask, request: Any, session: Session, bound: Mapping[str, Any]) -> Any:
+    if (tracer := tracing.tracer) is None:
+        return _handle_traced(task, request, session, bound, None)
+    with tracer.message(task, request, session.message_id) as trace:
+        return _handle_traced(task, request, session, bound, trace)
+
+
+def _handle_traced(task: StepTask, request: Any, session: Session, bound: Mapping[str, Any], trace: MessageTrace | None) -> Any:
     step, runtime = task.saga_step, runtime_of(task.app)
     try:
         runtime.switchboard_of(step.saga).check(step)
-        delivery = delivery_of(task, request, session, bound, runtime)
+        delivery = delivery_of(task, request, session, bound, runtime, trace)
         outcome = handle(runtime.services_of(step.saga), delivery)
     except TooManyDeferred as exc:
         keep_out(task, runtime, exc)

@@ -56,8 +56,8 @@ COMMITS = (
     Mutation(
         "commits",
         "engine/commit.py",
-        "pending.undo, pending.deferred, tags, pending.paused, pending.more)\n",
-        "pending.undo, pending.deferred, tags, pending.paused)\n",
+        "Pending(*kept, pending.paused, pending.trace, pending.more))\n",
+        "Pending(*kept, pending.paused, pending.trace))\n",
         "What newer code keeps with an instance is written back as it is.",
     ),
 )

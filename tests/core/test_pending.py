@@ -227,3 +227,18 @@ def test_open_requests_by_their_ids():
 
 def test_no_open_requests():
     assert OpenRequests({}) == {}
+
+
+class TestTrace:
+    """The context of the step that has created the instance."""
+
+    CONTEXT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+    def test_it_is_kept(self) -> None:
+        assert read_pending(Pending(trace=self.CONTEXT).text()).trace == self.CONTEXT
+
+    def test_code_that_does_not_know_it_may_read_the_map(self) -> None:
+        assert json.loads(Pending(trace=self.CONTEXT).text()) == {"format": PLAIN_FORMAT, "trace": self.CONTEXT}
+
+    def test_there_is_none_without(self) -> None:
+        assert Pending().text() == NOTHING

@@ -18,6 +18,7 @@ from celery_sagas.engine.outcomes import Kind, Outcome
 from celery_sagas.engine.waves import Batch, BatchedMessage, HandOver
 from celery_sagas.settings import read_settings
 from celery_sagas.stores.records import Outgoing
+from celery_sagas.worker import tracing
 from celery_sagas.worker.batches.consumer import BatchConsumer, Settled, is_followed
 from celery_sagas.worker.batches.handing_over import batch_size, queues_of, request_of
 from celery_sagas.worker.celery_internals import RunningTask, current_app, has_own_limits, stores_result
@@ -96,7 +97,9 @@ class _Message:
         mark_batched(self.request)
         args, kwargs = described["args"], described["kwargs"]
         bound = step.arguments.bind(args, kwargs)
-        delivery = delivery_of(self.task, self.request, session_of(self.request), bound, runtime)
+        session, tracer = session_of(self.request), tracing.tracer
+        self.trace = None if tracer is None else tracer.message(self.task, self.request, session.message_id, is_batched=True)
+        delivery = delivery_of(self.task, self.request, session, bound, runtime, self.trace)
         self._call, self._has_run = delivery.call, False
         self._context = copy_context()
         self._runtime = runtime
@@ -115,6 +118,7 @@ class _Message:
         """Call a handler, between the signals of a task."""
         self._has_run = True
         self._send(signals.task_prerun)
+        self._attach()
         state: str = states.RETRY  # if it fails, it runs again
         result = None
         try:
@@ -123,7 +127,12 @@ class _Message:
         finally:
             self._context = copy_context()
             self._send(signals.task_postrun, retval=result, state=state)
+        self._attach()  # the signal's receivers may have ended what is attached
         return result
+
+    def _attach(self) -> None:
+        if self.trace is not None:
+            self.trace.attach()
 
     def in_context(self, call: Callable[[], None]) -> None:
         """Call a function in the context in which the handler has ended, such as that of a trace."""
@@ -135,6 +144,9 @@ class _Message:
         with self.running():
             if not self._has_run:
                 self._send(signals.task_prerun)
+            if self.trace is not None:
+                self.trace.end()
+            if not self._has_run:
                 self._send(signals.task_postrun, retval=None, state=states.IGNORED if is_deferred else states.SUCCESS)
             mark_over(self.request)
             conclude(self.task, self.request, self.delivery, outcome, self._runtime)
@@ -181,6 +193,7 @@ def handle_together(described: Sequence[Mapping[str, Any]], queues: Collection[s
     seconds, handled = time.monotonic() - began, handling.handled()
     for message, outcome in handled:
         _conclude(message, outcome, seconds / len(handled))
+    handling.leave_traces()
     return Settled(handling.left(), seconds, handling.is_slow)
 
 
@@ -240,6 +253,12 @@ class _Handling:
         """Return the positions of the messages that were not handled."""
         outcomes = dict(zip(self._messages, self._batch.outcomes, strict=True)) if self._batch else {}
         return [position for position in range(len(self._described)) if outcomes.get(position) is None]
+
+    def leave_traces(self) -> None:
+        """End what traces the messages that were not handled."""
+        for message in (*self._messages.values(), *self._handed_over):
+            if message.trace is not None:
+                message.trace.leave()
 
     @property
     def is_slow(self) -> bool:

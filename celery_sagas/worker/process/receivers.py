@@ -15,6 +15,7 @@ from celery import Celery, signals
 from celery_sagas.engine.session import Session
 from celery_sagas.settings import backend_urls
 from celery_sagas.stores.urls import check_secrets
+from celery_sagas.worker import tracing
 from celery_sagas.worker.celery_internals import current_app, running_requests
 from celery_sagas.worker.failures.notifications import notify_of_eager_failure
 from celery_sagas.worker.headers import hand_over, stamp, stamp_publication
@@ -28,9 +29,12 @@ _LIBRARIES = frozenset({"celery", "kombu", "celery_sagas", "vine"})
 
 
 def look_at_message(sender: Any = None, headers: dict[str, Any] | None = None, **_: object) -> None:
-    """Put the causation of the running task on a message that it publishes; log one that a step should have sent."""
+    """Put the causation and trace of the running task on a message that it publishes; log one that a step should have sent."""
     if headers is None:
         return
+    if tracing.tracer is not None:
+        for name, value in tracing.tracer.headers().items():
+            headers.setdefault(name, value)
     session = current_session()
     if session is None:
         stamp_publication(headers, new_publication)

@@ -6,6 +6,7 @@ from typing import Any
 from celery import Celery
 from celery.canvas import Signature
 
+from celery_sagas.worker import tracing
 from celery_sagas.worker.celery_internals import publishes_like_others, task_of_signature
 
 #: Options of a plain message. Others (what follows the task, when it runs, stamps) are left to ``apply_async``.
@@ -29,6 +30,14 @@ def publish(app: Celery, sent: Signature[Any], producer: Any, **options: Any) ->
     ``apply_async`` itself publishes one that is not plain, or for whose task somebody (its class, or a tool that traces tasks)
     has replaced a function of Celery by which it is published.
     """
+    if (tracer := tracing.tracer) is None:
+        _publish(app, sent, producer, options)
+        return
+    with tracer.publishing(sent.options.get("headers")):
+        _publish(app, sent, producer, options)
+
+
+def _publish(app: Celery, sent: Signature[Any], producer: Any, options: dict[str, Any]) -> None:
     running = app.current_worker_task
     task = task_of_signature(app, sent) if _is_plain(sent, running) else None
     if task is None or not publishes_like_others(app, task):

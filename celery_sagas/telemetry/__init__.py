@@ -1,0 +1,1 @@
+"""What is measured and traced, for tools that watch an application."""
