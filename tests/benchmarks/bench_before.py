@@ -23,8 +23,8 @@ TARGET = 1.03
 @pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb", "redis"])
 def test_a_step_against_one_before(report: Report, tmp_path: Path, engine: str) -> None:
     """Both are alive in databases of one server, in turn."""
-    with _urls(engine, tmp_path) as urls, ExitStack() as stack:
-        before, now = (stack.enter_context(living(code, url)) for code, url in zip((BEFORE, NOW), urls, strict=True))
+    with urls(engine, tmp_path) as both, ExitStack() as stack:
+        before, now = (stack.enter_context(living(code, url)) for code, url in zip((BEFORE, NOW), both, strict=True))
         blocks: list[tuple[float, float]] = []
         for number in range(BLOCKS + 1):
             if number % 2:
@@ -33,7 +33,7 @@ def test_a_step_against_one_before(report: Report, tmp_path: Path, engine: str) 
                 it_is, was = block(now, LIVES).median, block(before, LIVES).median
             blocks.append((was, it_is))
         if engine == "postgresql":
-            hot_before, hot = map(_hot_share, urls)
+            hot_before, hot = map(_hot_share, both)
             report(
                 "HOT updates of all against before, postgresql",
                 f"{hot:.2f} against {hot_before:.2f}",
@@ -58,7 +58,8 @@ def _hot_share(url: str) -> float:
 
 
 @contextmanager
-def _urls(engine: str, folder: Path) -> Iterator[tuple[str, str]]:
+def urls(engine: str, folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield the URLs of two databases of one server."""
     if engine == "sqlite":
         yield f"sqlite:///{folder}/before.sqlite3", f"sqlite:///{folder}/now.sqlite3"
     elif engine == "redis":

@@ -18,9 +18,9 @@ class Block(NamedTuple):
 
 
 @contextmanager
-def living(code: str, url: str, prefix: str = "") -> Iterator[subprocess.Popen[str]]:
-    """Start a process with the code of a checkout."""
-    command = [sys.executable, str(APPS / "lives.py"), url, prefix]
+def living(code: str, url: str, prefix: str = "", *, is_traced: bool = False) -> Iterator[subprocess.Popen[str]]:
+    """Start a process with the code of a checkout, whose steps are traced or not."""
+    command = [sys.executable, str(APPS / "lives.py"), url, prefix, *(["traced"] if is_traced else [])]
     environment = {**os.environ, "PYTHONPATH": code}
     with subprocess.Popen(
         command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=code

@@ -1,5 +1,5 @@
 """Lives of instances in this process, as often as standard input asks, a number to a line:
-``lives.py <backend> <prefix>``.
+``lives.py <backend> <prefix> [traced]``.
 
 For each number it prints the median time of a step, of the four of a life, and that in which 99 of 100 are done. Seconds.
 """
@@ -16,7 +16,15 @@ from celery_sagas import Saga
 from celery_sagas.worker.runtime import runtime_of
 
 app = Celery("lives", broker="memory://", set_as_current=True)
-_, app.conf.saga_backend, app.conf.saga_prefix = sys.argv
+_, app.conf.saga_backend, app.conf.saga_prefix, *traced = sys.argv
+if traced:  # its spans are made, and nobody gets them
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+
+    from celery_sagas.telemetry.tracing import SagaInstrumentor
+
+    trace.set_tracer_provider(TracerProvider())
+    SagaInstrumentor().instrument()
 
 
 class Item(Saga, correlate_by="name"):
