@@ -18,6 +18,7 @@ from celery_sagas.errors import RevisionConflict, StoreUnavailable
 from celery_sagas.stores.records import ID, Lookup
 from celery_sagas.telemetry.contexts import MOST_CHARACTERS, stored_context
 from celery_sagas.telemetry.tracing import SagaInstrumentor
+from celery_sagas.worker.batches.steps import handle_together
 from celery_sagas.worker.process.relay import open_relay
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp, Worker, as_tasks, backend_of, interposed
@@ -152,13 +153,6 @@ class TestSpan:
         assert outcomes[0] == "started"
         assert set(outcomes[1:]) == {"duplicate"}
 
-    def test_messages_of_one_batch_have_a_span_each(self, app: Celery, order: Any, spans: Spans) -> None:
-        worker = Worker(app, is_batching=True)
-        for number in range(3):
-            app.tasks["order.place"].delay(order_id=str(number))
-        worker.run()
-        assert len(spans.named("process order.place")) == 3
-
     def test_system_is_that_of_the_convention(self, new_app: NewApp, spans: Spans) -> None:
         systems = {"amqp://": "rabbitmq", "redis://": "redis", "memory://": "memory"}
         tool = __import__("celery_sagas.worker.tracing", fromlist=["tracer"]).tracer
@@ -166,6 +160,47 @@ class TestSpan:
             app = new_app()
             app.conf.broker_url = broker
             assert tool._system_of(app) == system
+
+
+def described(name: str, number: int) -> dict[str, Any]:
+    """Return a message as a process of the pool gets it with others."""
+    about: dict[str, Any] = {"delivery_info": {}, "properties": {}, "hostname": "here", "saga_step": True}
+    return {"task": name, "id": f"m{number}", "args": [], "kwargs": {"order_id": str(number)}, **about}
+
+
+class TestBatch:
+    """Messages that are handled together."""
+
+    def test_each_has_a_span(self, app: Celery, order: Any, spans: Spans) -> None:
+        settled = handle_together([described("order.place", number) for number in range(3)])
+        assert settled.left == []
+        found = spans.named("process order.place")
+        assert [(span.attributes or {})["messaging.message.id"] for span in found] == ["m0", "m1", "m2"]
+        assert len({(span.attributes or {})["saga.instance.id"] for span in found}) == 3
+        for name in ("saga find", "saga commit"):
+            children = spans.named(name)
+            assert len({child.parent.span_id for child in children if child.parent}) == 3
+            assert len({(child.start_time, child.end_time) for child in children}) == 1, "they are performed at once"
+
+    def test_one_that_fails_is_left(self, app: Celery, order: Any, spans: Spans) -> None:
+        handle_together([described("order.place", 1)])
+        settled = handle_together([described("order.fail", 1), described("order.place", 2)])
+        assert settled.left == [0]
+        failed = spans.one("process order.fail")
+        assert (failed.attributes or {})["error.type"] == "ValueError"
+        assert len(spans.named("process order.place")) == 2
+
+    def test_one_that_cannot_be_begun_has_none(self, app: Celery, order: Any, spans: Spans) -> None:
+        settled = handle_together([{**described("order.place", 1), "kwargs": {"wrong": 1}}])
+        assert (settled.left, spans.names()) == ([0], [])
+
+    def test_nothing_of_one_is_in_another(self, app: Celery, order: Any, spans: Spans, celerys: None) -> None:
+        handle_together([described("order.place", number) for number in range(3)])
+        for span in spans.named("apply_async/charge"):
+            step = of_id(span.parent.span_id, spans) if span.parent else None
+            assert step is not None
+            assert (step.name, step.context.trace_id) == ("process order.place", span.context.trace_id)
+        assert len({span.context.trace_id for span in spans.named("apply_async/charge")}) == 3
 
 
 class TestFailure:
