@@ -10,6 +10,7 @@ from celery_sagas.core.requests.views import GatherView, RequestView
 from celery_sagas.engine.listing import Listing
 from celery_sagas.engine.outcomes import Missing, Outcome
 from celery_sagas.stores.urls import register_backend
+from celery_sagas.telemetry import bootsteps as telemetry
 from celery_sagas.worker import transport
 from celery_sagas.worker.aggregators.aggregator import Aggregator, aggregator
 from celery_sagas.worker.aggregators.client import BufferedItem
@@ -50,4 +51,5 @@ __all__ = [
 
 receivers.connect()
 bootsteps.connect()
+telemetry.connect()
 transport.register()

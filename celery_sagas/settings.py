@@ -87,6 +87,13 @@ def _each_once(value: tuple[Subscription, ...]) -> tuple[Subscription, ...]:
     return value
 
 
+def _address(value: str) -> str:
+    port = value.rpartition(":")[2]
+    if ":" not in value or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65_536:
+        raise ValueError("write ':9558', or 'HOST:PORT'")
+    return value
+
+
 def _patterns(value: object) -> object:
     if not isinstance(value, list | tuple):
         raise ValueError("list patterns of names: ['*password*', 'card*']")  # noqa: TRY004
@@ -193,6 +200,10 @@ class Settings(BaseModel):
     #: declarations hide: by patterns of names, at any depth, in which ``*`` stands for any text. Upper and lower case are the
     #: same.
     hidden: Patterns = HIDDEN
+    #: Where a worker serves the metrics of its processes to Prometheus: ``":9558"``, or ``"HOST:PORT"``.
+    metrics: Annotated[str, AfterValidator(_address)] | None = None
+    #: The beginning of the paths of two files for probes, ``.alive`` and ``.ready``: ``"/run/celery-sagas"``.
+    heartbeat: Annotated[str, StringConstraints(min_length=1)] | None = None
 
     def backend_named(self, given: str | None, subject: str = "a setting") -> BackendSettings:
         """Return a backend by its URL, or by its name in ``backends``; ``None`` names that of ``backend``.

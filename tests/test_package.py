@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DRIVERS = [
     *("redis", "psycopg", "pymysql", "sqlalchemy.dialects.postgresql", "sqlalchemy.dialects.mysql"),
-    *("cryptography", "opentelemetry"),
+    *("cryptography", "opentelemetry", "prometheus_client", "structlog"),
 ]
 
 

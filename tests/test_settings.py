@@ -89,7 +89,14 @@ VALUES = {
         },
     ),
     "hidden": (["pin", "*key"], ("pin", "*key")),
+    "metrics": ("127.0.0.1:9558", "127.0.0.1:9558"),
+    "heartbeat": ("/run/celery-sagas/worker", "/run/celery-sagas/worker"),
 }
+
+
+@pytest.mark.parametrize("wrong", ["9558", ":", ":0", ":65536", ":http", "localhost", 9558, ""])
+def test_wrong_addresses(wrong):
+    assert problem_of(saga_metrics=wrong).startswith("saga_metrics: ")
 
 
 @pytest.mark.parametrize("wrong", ["*password*", None, [""], [1], {"pin": True}])

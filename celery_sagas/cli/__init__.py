@@ -14,6 +14,7 @@ from celery_sagas.cli.each import act_on_each
 from celery_sagas.cli.export import export
 from celery_sagas.cli.graph import graph
 from celery_sagas.cli.listing import list_instances
+from celery_sagas.cli.metrics import metrics
 from celery_sagas.cli.migrate import migrate
 from celery_sagas.cli.relay import relay
 from celery_sagas.cli.rename import rename
@@ -50,6 +51,7 @@ sagas.add_command(export)
 sagas.add_command(graph)
 sagas.add_command(held)
 sagas.add_command(list_instances)
+sagas.add_command(metrics)
 sagas.add_command(migrate)
 sagas.add_command(relay)
 sagas.add_command(rename)

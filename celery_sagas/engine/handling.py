@@ -15,6 +15,7 @@ from celery_sagas.engine.session import Delivery
 from celery_sagas.engine.tracing import traced
 from celery_sagas.engine.unit_of_work import Handled, Steps, handle_once
 from celery_sagas.errors import AlreadyHandled, RevisionConflict, StoreError
+from celery_sagas.observers import RAISED, observers
 from celery_sagas.stores.operations import Begin, Commit, CountDelivery, Delete, Lock, Operation, Update
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.shared import SharedTransaction
@@ -45,6 +46,22 @@ def handle(services: Services, delivery: Delivery) -> Outcome:
         SagaError: Nothing was written; its ``retry`` says when the message may run again.
         Exception: Raised by the handler; nothing was written.
     """
+    return _observed(services, delivery) if observers else _handle(services, delivery)
+
+
+def _observed(services: Services, delivery: Delivery) -> Outcome:
+    """Handle a message, and tell observers of its outcome."""
+    began, outcome, step = time.monotonic(), RAISED, delivery.step
+    try:
+        handled = _handle(services, delivery)
+        outcome = handled.kind.value
+        return handled
+    finally:
+        for observer in observers:
+            observer.handled(step.saga.name, step.name, outcome, time.monotonic() - began)
+
+
+def _handle(services: Services, delivery: Delivery) -> Outcome:
     conflicts, driver = Conflicts(services.conflict_retries), Driver(services.backend)
     while True:
         try:
@@ -52,6 +69,8 @@ def handle(services: Services, delivery: Delivery) -> Outcome:
             break
         except RevisionConflict as conflict:
             logger.debug("%s: %s", delivery.step.name, conflict)
+            for observer in observers:
+                observer.conflicted(delivery.step.saga.name, delivery.step.name)
             conflicts.wait(conflict)
         except AlreadyHandled as already:
             logger.debug("%s: %s", delivery.step.name, already)  # the next find sees it

@@ -19,6 +19,7 @@ from celery_sagas.engine.outbox.publishing import Publisher, probing
 from celery_sagas.engine.requests.gathers import Gathers
 from celery_sagas.engine.sweeps import Sweep, Tally
 from celery_sagas.errors import PublishError, StoreError
+from celery_sagas.observers import observers
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import BOUND_KINDS, KEPT_KINDS, LOOK_MS, SERIES, DeadLetter, OutboxRow
 
@@ -108,6 +109,9 @@ class Relay:
             sweep.error = sweep.error or str(exc)
         sweep.ended_at = self.wall_clock()
         self.tally.add(sweep)
+        for observer in observers:
+            observer.published(sweep.sent, sweep.failed + sweep.dead_lettered)
+            observer.lagged(self.backend.url, sweep.lag_s)
         return sweep
 
     def _publish_due(self, sweep: Sweep) -> None:
@@ -141,6 +145,7 @@ class _Batch:
         self.series = {row.id: row for row in rows if row.kind == SERIES}
         self.kept = {row.id for row in rows if row.kind in KEPT_KINDS}
         known = self._pass_over_unwanted(self._pass_over_unknown(rows))
+        self._note_lag(known)
         try:
             left = self._publish_known(known)
         finally:  # in any case: rows that are not removed are sent again
@@ -148,6 +153,12 @@ class _Batch:
                 self._end(self.published)
                 self.sweep.sent += len(self.published)
         self._release([row.id for row in left if row.id not in self.unconfirmed])
+
+    def _note_lag(self, rows: Sequence[OutboxRow]) -> None:
+        """Note how late the sweep is. Of a row that was due at once it is unknown when; one that was tried waits since then."""
+        due = [row.due_at for row in rows if row.due_at and not row.tried_at]
+        if due:
+            self.sweep.lag_s = max(self.sweep.lag_s, self.relay.wall_clock() - min(due) / 1000)
 
     def _publish_known(self, rows: Sequence[OutboxRow]) -> Sequence[OutboxRow]:
         """Publish rows, at once and then one after the other; return the remaining ones."""

@@ -20,6 +20,7 @@ class Sweep:
     failed: int = 0  #: could not be published, and are retried
     dead_lettered: int = 0  #: became dead letters after too many failed attempts to publish them
     purged: int = 0  #: expired entries of the journal, and counts of deliveries
+    lag_s: float = 0.0  #: how long the longest due row had been due that it has taken, and that was never tried before
     unknown: dict[str, int] = field(default_factory=dict)  #: left to other processes, by step
     error: str = ""  #: of the store or of the connection to the broker, which ended the sweep
     is_broker_away: bool = False

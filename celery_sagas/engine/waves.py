@@ -20,6 +20,7 @@ from celery_sagas.engine.session import Attempt, Delivery
 from celery_sagas.engine.tracing import traced
 from celery_sagas.engine.unit_of_work import Handled, Steps, handle_once
 from celery_sagas.errors import RevisionConflict, StoreError
+from celery_sagas.observers import observers
 from celery_sagas.stores.operations import Begin, Commit, Find, Operation
 from celery_sagas.stores.records import ID, KEY, Found, Lookup, Outgoing
 
@@ -322,6 +323,9 @@ class Batch:
 
     def _begin_again(self, work: _Work, conflict: RevisionConflict) -> None:
         """Have a message handled once more in the next wave, unless its rivals need a pause, or a lock."""
+        step = work.message.delivery.step
+        for observer in observers:
+            observer.conflicted(step.saga.name, step.name)
         work.conflicts += 1
         work.unique += conflict.reason == "unique"
         if conflict.reason == "locked" or work.conflicts > self._services.conflict_retries:

@@ -1,1 +1,1 @@
-"""What is measured and traced, for tools that watch an application."""
+"""Telemetry: traces, metrics, the log's fields, and what probes look at. Nothing here is needed to handle a message."""

@@ -86,6 +86,16 @@ def open_sessions() -> Iterator[Session]:
             yield session
 
 
+def running_sessions() -> Iterator[tuple[Session, str]]:
+    """Yield the sessions of the running tasks, the innermost first, each with the name of its step or task; open none."""
+    if (collecting := _collecting.get()) is not None and collecting.sending is not None:
+        yield collecting, collecting.sending.step
+    for request in running_requests():
+        session = _session_in(request)
+        if session is not None:
+            yield session, session.sending.step if session.sending is not None else str(task_of(request))
+
+
 def session_of(request: Any) -> Session:
     """Return the session of a task's request, opened on first use."""
     session = _session_in(request)

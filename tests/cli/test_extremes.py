@@ -201,6 +201,7 @@ COMMANDS = {
     "held": [[], ["--json"]],
     "hold": [["order", *HOSTILE_WHY], [EVIL, *HOSTILE_WHY]],
     "list": [["order"], ["order", "--json"], ["order", "--by", f"city={EVIL}"], ["order", "--where", EVIL], [EVIL]],
+    "metrics": [[], ["--textfile", f"missing/{EVIL}"], ["--listen", EVIL]],
     "migrate": [[], ["--json"]],
     "patch": [
         ["order", KEY, "--set", f"note={json.dumps(EVIL)}", *HOSTILE_WHY],

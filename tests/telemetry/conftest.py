@@ -11,9 +11,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import Tracer, get_current_span
 
 from celery_sagas.telemetry.tracing import SagaInstrumentor
-from tests.apps import app, definitions, eager, new_app, worker
+from tests.apps import app, at_one_time, definitions, eager, new_app, worker
 
-__all__ = ["app", "celerys", "definitions", "eager", "new_app", "spans", "worker"]
+__all__ = ["app", "at_one_time", "celerys", "definitions", "eager", "new_app", "spans", "worker"]
 
 
 @dataclass

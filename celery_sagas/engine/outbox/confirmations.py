@@ -14,6 +14,7 @@ from celery_sagas.connections import OnFailure
 from celery_sagas.engine.outbox.publishing import Publisher
 from celery_sagas.errors import StoreError
 from celery_sagas.forks import Process
+from celery_sagas.observers import observers
 from celery_sagas.stores.outbox import Outbox
 
 logger = logging.getLogger("celery_sagas")
@@ -78,7 +79,7 @@ class Confirmations:
         """
         if self._process.is_child:
             return
-        self._note(self.publisher.collect())  # before locking: a thread that posts, and handles a message meanwhile, may get here
+        self._collect()  # before locking: a thread that posts, and handles a message meanwhile, may get here
         with self._flushing:
             with self._lock:
                 published, self._published = self._published, []
@@ -101,7 +102,7 @@ class Confirmations:
         awaited, deadline = self.publisher.awaited(), time.monotonic() + SETTLED_IN_S
         while awaited and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-            self._note(self.publisher.collect())
+            self._collect()
             awaited = awaited & self.publisher.awaited()
         self.flush()
 
@@ -113,6 +114,13 @@ class Confirmations:
         self._stop.set()
         self._wake.put(None)
         self.settle()
+
+    def _collect(self) -> None:
+        """Note the posted rows that the broker has confirmed."""
+        if confirmed := self.publisher.collect():
+            self._note(confirmed)
+            for observer in observers:
+                observer.published(len(confirmed), 0)
 
     def _note(self, ids: Sequence[str], *, is_kept: bool = False) -> None:
         now = time.monotonic()

@@ -11,6 +11,7 @@ from celery_sagas.core.names import storable
 from celery_sagas.engine.outbox.confirmations import Confirmations
 from celery_sagas.engine.outbox.publishing import OutgoingMessage, Publisher, probing
 from celery_sagas.errors import PublishError, StillUnsent, StoreError
+from celery_sagas.observers import observers
 from celery_sagas.stores.outbox import Outbox
 from celery_sagas.stores.records import KEPT_KINDS, SERIES, Entry, OutboxRow
 
@@ -66,6 +67,9 @@ class Dispatcher:
             kept = [row.id for row in rows if row.kind in KEPT_KINDS and row.id in published]
             self.confirmations.add([id for id in published if id not in kept], kept)
         unsent = [row.id for row in left if row.id not in published]
+        if published or unsent:
+            for observer in observers:
+                observer.published(len(published), len(unsent))
         if unsent:
             logger.warning(
                 "%d of %d committed messages stay in the outbox, the first is %s", len(unsent), len(rows), rows[0].task

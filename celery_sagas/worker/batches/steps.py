@@ -16,6 +16,7 @@ from kombu.utils.encoding import safe_repr
 
 from celery_sagas.engine.outcomes import Kind, Outcome
 from celery_sagas.engine.waves import Batch, BatchedMessage, HandOver
+from celery_sagas.observers import observers
 from celery_sagas.settings import read_settings
 from celery_sagas.stores.records import Outgoing
 from celery_sagas.worker import tracing
@@ -150,6 +151,9 @@ class _Message:
                 self._send(signals.task_postrun, retval=None, state=states.IGNORED if is_deferred else states.SUCCESS)
             mark_over(self.request)
             conclude(self.task, self.request, self.delivery, outcome, self._runtime)
+            step = self.delivery.step
+            for observer in observers:
+                observer.handled(step.saga.name, step.name, outcome.kind.value, seconds)
             if is_deferred:
                 return
             if signals.task_success.receivers:

@@ -12,6 +12,7 @@ from celery_sagas.core.sending import SerializedMessage
 from celery_sagas.engine.deferring import park
 from celery_sagas.engine.session import Deferral, Session
 from celery_sagas.errors import SagaNotFound, StoreError, TooManyDeferred
+from celery_sagas.observers import observers
 from celery_sagas.worker.celery_internals import longest_redelivery_s
 from celery_sagas.worker.failures.dead_letters import lookup_of, options_of
 from celery_sagas.worker.failures.redelivery import (
@@ -108,6 +109,8 @@ def defer_missing(task: Any, runtime: Runtime, session: Session, bound: Mapping[
         except StoreError as exc:
             redeliver_if_it_helps(task, publisher, exc)
             raise
+    for observer in observers:
+        observer.redelivered(task.name, type(error).__name__)
     raise Ignore()
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final, NoReturn, TypeGuard
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 from celery_sagas.errors import PublishError, Retry, StepHeld, StoreError
+from celery_sagas.observers import observers
 from celery_sagas.worker.celery_internals import longest_redelivery_s
 from celery_sagas.worker.headers import REDELIVERIES, headers_of, read_redeliveries, read_retries
 from celery_sagas.worker.publishing.publisher import ConfirmedPublisher
@@ -93,6 +94,8 @@ def redeliver(task: Any, publisher: ConfirmedPublisher, reason: Exception, heade
     level = logging.DEBUG if isinstance(reason, StepHeld) else logging.WARNING  # the switchboard has logged that it is held
     logger.log(level, "%s[%s] is redelivered in %.1f s: %s", task.name, task.request.id, delay, reason)
     publish_again_or_requeue(task, publisher, delay, {**headers, REDELIVERIES: count + 1})
+    for observer in observers:
+        observer.redelivered(task.name, type(reason).__name__)
     raise Ignore()
 
 

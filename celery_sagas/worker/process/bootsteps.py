@@ -53,7 +53,7 @@ class PrepareBackend(bootsteps.StartStopStep):
         """Prepare the backend; an error ends the worker. Connections are closed: the pool's processes must not inherit them."""
         if not registry:
             return
-        processes = _processes(worker)
+        processes = processes_of(worker)
         try:
             prepare(worker.app, processes)
         finally:
@@ -158,7 +158,7 @@ def warn_of_other_apps(app: Celery, runtime: Runtime) -> None:
             logger.warning(_ANOTHER_APP, backend.url, before, runtime.settings.prefix, name)
 
 
-def _processes(worker: Any) -> int:
+def processes_of(worker: Any) -> int:
     """Return the number of processes that run tasks: any number above one stands for a pool with processes of its own."""
     pool = f"{worker.pool_cls.__module__}.{worker.pool_cls.__qualname__}"
     return max(2, worker.concurrency) if "prefork" in pool else 1

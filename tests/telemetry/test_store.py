@@ -1,0 +1,80 @@
+"""The gauges of what is stored."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+from celery import Celery
+from prometheus_client import CollectorRegistry, generate_latest
+
+from celery_sagas import Batch, Saga, aggregator
+from celery_sagas.stores.records import DeadLetter
+from celery_sagas.telemetry.prometheus_store import GAUGES, StoreCollector
+from celery_sagas.worker.runtime import runtime_of
+from tests.integration.scraping import Sums, read
+
+
+@pytest.fixture
+def shop(app: Celery) -> Celery:
+    class Order(Saga, correlate_by="order_id"):
+        order_id: str
+
+    @Order.starts
+    def place(order: Order, order_id: str) -> None: ...
+
+    @aggregator(size=100)
+    def meters(batch: Batch[int]) -> None: ...
+
+    place("a")
+    app.tasks[meters.name](1)
+    return app
+
+
+def scraped(collector: StoreCollector) -> Sums:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(collector)
+    return read(generate_latest(registry).decode())
+
+
+def test_everything_is_counted(shop: Celery) -> None:
+    """What has no samples is there, too."""
+    runtime = runtime_of(shop)
+    for number in range(3):
+        runtime.backend.dead.add(DeadLetter(str(number), "order.place", "m", "order", "a", f"Error{number % 2}", "", "", "{}"))
+    sums = scraped(StoreCollector(runtime))
+
+    assert sums("celery_sagas_up") == sums("celery_sagas_instances", saga="order") == 1
+    assert sums("celery_sagas_instances_paused") == sums("celery_sagas_instances_late") == 0
+    assert sums("celery_sagas_dead_letters", error="Error0") == 2
+    assert sums("celery_sagas_dead_letters") == 3
+    assert sums("celery_sagas_aggregator_items", state="readable") == sums("celery_sagas_aggregator_groups") == 1
+    assert {family.name for family in StoreCollector(runtime).collect()} == set(GAUGES)
+
+
+def test_scrapes_share_what_was_read(shop: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are at once."""
+    runtime, reads = runtime_of(shop), list[int]()
+    tally = runtime.backend.outbox.tally
+    monkeypatch.setattr(runtime.backend.outbox, "tally", lambda at_most: reads.append(at_most) or tally(at_most))
+    collector = StoreCollector(runtime)
+    threads = [threading.Thread(target=lambda: list(collector.collect())) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(reads) == 2  # with the counts
+
+
+@pytest.mark.parametrize("hang", [lambda: threading.Event().wait(60), lambda: 1 / 0], ids=["hangs", "fails"])
+def test_backend_that_is_away_holds_up_nobody(
+    shop: Celery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, hang: Callable[[], object]
+) -> None:
+    """Whatever it does. It is read once, however often it is asked for, and said once."""
+    runtime, calls = runtime_of(shop), list[None]()
+    monkeypatch.setattr(runtime.backend.outbox, "time", lambda: calls.append(None) or hang())
+    collector = StoreCollector(runtime, wait_s=0.05)
+    for _ in range(3):
+        sums = scraped(collector)
+    assert sums("celery_sagas_up") == sums("celery_sagas_instances") == 0
+    assert len(calls) <= 2
+    assert len([record for record in caplog.records if "its gauges are left out" in record.message]) == 1
