@@ -8,7 +8,7 @@ from typing import Any
 from opentelemetry import metrics
 
 from celery_sagas.observers import observers
-from celery_sagas.telemetry.signalled import count_signals
+from celery_sagas.telemetry.signalled import count_signals, unfailing
 
 #: The name of the meter.
 METER = "celery_sagas"
@@ -28,21 +28,26 @@ class OtelMetrics:
         self._flushed_items = counter("saga.aggregator.flushed.items", "{item}", "Items in flushed batches.")
         self._lag = meter.create_histogram("saga.relay.lag", "s", "How long the longest due message had been due in each sweep.")
 
+    @unfailing
     def handled(self, saga: str, step: str, outcome: str, seconds: float) -> None:
         self._steps.record(seconds, {"saga": saga, "step": step, "outcome": outcome})
 
+    @unfailing
     def conflicted(self, saga: str, step: str) -> None:
         self._conflicts.add(1, {"saga": saga, "step": step})
 
+    @unfailing
     def redelivered(self, task: str, reason: str) -> None:
         self._redelivered.add(1, {"task": task, "reason": reason})
 
+    @unfailing
     def published(self, confirmed: int, failed: int) -> None:
         if confirmed:
             self._published.add(confirmed, {"result": "confirmed"})
         if failed:
             self._published.add(failed, {"result": "failed"})
 
+    @unfailing
     def lagged(self, backend: str, seconds: float) -> None:
         self._lag.record(seconds, {"backend": backend})
 

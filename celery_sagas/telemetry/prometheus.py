@@ -12,7 +12,7 @@ from celery_sagas.forks import WORK
 from celery_sagas.observers import observers
 from celery_sagas.telemetry.multiprocess import Folder
 from celery_sagas.telemetry.serving import Application
-from celery_sagas.telemetry.signalled import count_signals
+from celery_sagas.telemetry.signalled import count_signals, unfailing
 
 #: Seconds: a step without waiting takes less than a millisecond on Redis, and one that calls a service up to a minute.
 _BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -50,20 +50,25 @@ _CONFIRMED, _FAILED = PUBLISHED.labels("confirmed"), PUBLISHED.labels("failed")
 class PrometheusMetrics:
     """Counts what happens in this process."""
 
+    @unfailing
     def handled(self, saga: str, step: str, outcome: str, seconds: float) -> None:
         _duration(saga, step, outcome).observe(seconds)
 
+    @unfailing
     def conflicted(self, saga: str, step: str) -> None:
         CONFLICTS.labels(saga, step).inc()
 
+    @unfailing
     def redelivered(self, task: str, reason: str) -> None:
         REDELIVERED.labels(task, reason).inc()
 
+    @unfailing
     def published(self, confirmed: int, failed: int) -> None:
         with WORK:  # also in threads of a main process: a lock of prometheus_client must not be held when that forks
             _CONFIRMED.inc(confirmed)
             _FAILED.inc(failed)
 
+    @unfailing
     def lagged(self, backend: str, seconds: float) -> None:
         with WORK:
             LAG.labels(backend).set(seconds)

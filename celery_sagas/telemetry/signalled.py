@@ -1,11 +1,39 @@
-"""What metrics learn from this library's own signals: dead letters, and flushed batches."""
+"""What counters have in common: the signals that they count, and that their errors are nobody's."""
 
-from typing import Any, Final, Protocol
+import logging
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
+
+from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_sagas.signals import batch_flushed, step_failed
 
+logger = logging.getLogger("celery_sagas")
+
+SelfT = TypeVar("SelfT")
+P = ParamSpec("P")
+
 #: The task of a dead letter that no task of this app has: its name came with a message, and may be anything.
 UNKNOWN: Final = "unknown"
+
+
+def unfailing(method: Callable[Concatenate[SelfT, P], object]) -> Callable[Concatenate[SelfT, P], None]:
+    """Have a method of an observer log its first error, and raise none: the message that it counts is committed already."""
+    logged: list[str] = []
+
+    @wraps(method)
+    def guarded(self: SelfT, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            method(self, *args, **kwargs)
+        except SoftTimeLimitExceeded:  # of the running task
+            raise
+        except Exception:
+            if not logged:
+                logged.append(method.__name__)
+                logger.exception("metrics are incomplete from now on: the folder of their files may be gone, or its disk full")
+
+    return guarded
 
 
 class Counting(Protocol):
