@@ -10,10 +10,10 @@ import click
 
 from celery_sagas.cli import tables
 from celery_sagas.cli.app import opened, saga_named
-from celery_sagas.cli.entries import facts_of, outcome_of
 from celery_sagas.cli.following import Tail, follow
 from celery_sagas.engine.outcomes import Kind
 from celery_sagas.errors import StoreUnavailable
+from celery_sagas.operate.entries import facts_of, outcome_of
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.recent import EntryPlace
 from celery_sagas.stores.records import Entry

@@ -15,7 +15,8 @@ from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.instance import lookup_in
 from celery_sagas.engine.listing import glances, tag_of
 from celery_sagas.engine.query import lookup_of
-from celery_sagas.errors import CorrelationError, DefinitionError, SagaNotFound, StoreError
+from celery_sagas.errors import SagaNotFound, StoreError
+from celery_sagas.operate.addresses import key_of
 from celery_sagas.stores.instances import MOST, Glance
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import ID, KEY, Lookup
@@ -66,12 +67,10 @@ def key_text(saga: SagaDefinition, words: Sequence[str]) -> str:
     if len(words) not in (1, len(names)):
         has = f"the key of {saga.name} has {_parts(names)}"
         raise click.UsageError(f"{has}, and {len(words)} are given: {tables.line(' '.join(words))}")
-    given = words[0] if len(words) == 1 else json.dumps(words, ensure_ascii=False, separators=(",", ":"))
     try:
-        parts = json.loads(given) if len(names) > 1 else given
-        return lookup_of(saga, tuple(parts) if isinstance(parts, list) else parts, {}).value
-    except (ValueError, RecursionError, CorrelationError, DefinitionError):
-        return _storable("key", given)
+        return key_of(saga, words)
+    except ValueError as exc:
+        raise _bad("key", exc) from exc
 
 
 def _parts(names: Sequence[str]) -> str:
@@ -131,8 +130,12 @@ def _storable(what: str, text: str) -> str:
     try:
         return text_of(text)
     except ValueError as exc:
-        shown, problem = exc.args if isinstance(exc, NotAKey) else ("this", str(exc))
-        raise click.BadParameter(tables.line(f"{shown} is no {what}: {problem}")) from exc
+        raise _bad(what, exc) from exc
+
+
+def _bad(what: str, exc: ValueError) -> click.BadParameter:
+    shown, problem = exc.args if isinstance(exc, NotAKey) else ("this", str(exc))
+    return click.BadParameter(tables.line(f"{shown} is no {what}: {problem}"))
 
 
 def _lookup_by(backend: Backend, saga: SagaDefinition, by: Mapping[str, str]) -> Lookup:

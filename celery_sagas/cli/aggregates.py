@@ -1,6 +1,5 @@
 """``celery sagas aggregates``: the buffered items of aggregators, and the unreadable ones among them."""
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -12,10 +11,8 @@ from celery_sagas.cli.acts import ACTOR, JSON, REASON, operator_for
 from celery_sagas.cli.app import app_of, opened
 from celery_sagas.cli.revealing import operator_to_reveal, revealing
 from celery_sagas.core.registry import registry
-from celery_sagas.engine.requests.gathering import buffer_of
 from celery_sagas.errors import InvalidMessage
-from celery_sagas.operate.items import AggregatorItems
-from celery_sagas.operate.redact import MARK, redacted_item
+from celery_sagas.operate.items import AggregatorItems, buffers_of, items_text, place_of, redacted_text
 from celery_sagas.stores.items import Counts, Group, Item
 from celery_sagas.stores.ports import Backend
 from celery_sagas.worker.aggregators.client import stored_items
@@ -50,7 +47,7 @@ def list_buffers(context: click.Context, name: str | None, limit: int, as_json: 
     """Show every aggregator of the app and of its store, or the groups of one."""
     with opened(context) as runtime:
         if name is None:
-            _print_counts(_counts(runtime.batches, limit), as_json=as_json)
+            _print_counts(buffers_of(runtime.batches, limit), as_json=as_json)
         else:
             _check_name(runtime.batches, name)
             _print_groups(name, runtime.batches.buffers.groups(name, limit), as_json=as_json)
@@ -134,7 +131,7 @@ def discard(
         found = [(of, item.id) for of, item in _unreadable(runtime.batches, name, _PAGE) if group in (None, of)]
         chosen = [(of, id) for of, id in found if everything or id in ids]
         if chosen and not yes:
-            click.confirm(f"Remove {tables.items(len(chosen))} of {name} for good?", abort=True, err=True)
+            click.confirm(f"Remove {items_text(len(chosen))} of {name} for good?", abort=True, err=True)
         count = 0
         for each in operated.discard(chosen):
             count += each.discarded
@@ -145,9 +142,9 @@ def discard(
         about = {"act": "discard", "aggregator": name, "group": group}
         tables.print_json({**about, "id": id, "discarded": False} for id in unknown)
     else:
-        click.echo(f"{tables.items(count)} of {name} {_were(count)} discarded.")
+        click.echo(f"{items_text(count)} of {name} {_were(count)} discarded.")
     if missing := len(chosen) - count + len(unknown):
-        click.echo(f"Error: {tables.items(missing)} {_were(missing)} not discarded: no unreadable item has the id", err=True)
+        click.echo(f"Error: {items_text(missing)} {_were(missing)} not discarded: no unreadable item has the id", err=True)
         raise click.exceptions.Exit(1)
 
 
@@ -171,25 +168,12 @@ def flush(context: click.Context, /, name: str, group: str | None, reason: str, 
     click.echo(f"{count} {'group' if count == 1 else 'groups'} of {name} will be flushed.")
 
 
-def _counts(batches: Backend, limit: int) -> list[tuple[str, Counts]]:
-    names = sorted({*registry.aggregators, *batches.buffers.names()})
-    return [(name, batches.buffers.count(name)) for name in names[:limit]]
-
-
 def _print_counts(counts: Sequence[tuple[str, Counts]], *, as_json: bool) -> None:
     if as_json:
         tables.print_json([{"name": name, **each._asdict(), "defined": name in registry.aggregators} for name, each in counts])
         return
-    rows = [(name, *map(str, each), _place_of(name)) for name, each in counts]
+    rows = [(name, *map(str, each), place_of(name)) for name, each in counts]
     tables.print_table(_AGGREGATORS, rows, "There are no aggregators.")
-
-
-def _place_of(name: str) -> str:
-    """Return whether an aggregator is defined here; the collected answers of gathers are listed under the saga's name."""
-    if name in registry.aggregators:
-        return "yes"
-    gathers = {buffer_of(saga) for definition in registry.sagas.values() for saga in definition.names}
-    return "answers to gathers" if name in gathers else "not in this app"
 
 
 def _print_groups(name: str, groups: Sequence[Group], *, as_json: bool) -> None:
@@ -252,21 +236,12 @@ def _shown(
 ) -> Iterable[_Found]:
     """Return items as they are shown: redacted, or for a reason as they are."""
     if not reveal:
-        return ((of, item._replace(payload=_redacted(runtime, name, item.payload))) for of, item in found)
+        return ((of, item._replace(payload=redacted_text(name, item.payload, runtime.settings.hidden))) for of, item in found)
     operator, why = operator_to_reveal(runtime, actor, reason)
     revealed = list(found)
     if revealed:
         AggregatorItems(runtime, name, operator.actor, why).reveal(group, len(revealed))
     return revealed
-
-
-def _redacted(runtime: Runtime, name: str, payload: str) -> str:
-    """Return the JSON text of an item without what is hidden; text that is not JSON, or nested too deeply, is hidden whole."""
-    try:
-        shown = redacted_item(name, json.loads(payload), runtime.settings.hidden)
-        return json.dumps(shown, ensure_ascii=False, separators=(",", ":"))
-    except (ValueError, RecursionError):
-        return MARK
 
 
 def _flush(runtime: Runtime, operated: AggregatorItems, group: str | None) -> int:

@@ -11,13 +11,10 @@ from celery_sagas.cli import tables
 from celery_sagas.cli.addresses import key_text, no_key, unknown
 from celery_sagas.cli.ages import milliseconds
 from celery_sagas.cli.app import opened, saga_named
-from celery_sagas.cli.entries import act_of
 from celery_sagas.clock import time_s
 from celery_sagas.engine.instance import lookup_in
 from celery_sagas.errors import StoreUnavailable
-from celery_sagas.operate.facts import detail_of
-from celery_sagas.operate.items import items_in
-from celery_sagas.operate.switching import name_in
+from celery_sagas.operate.entries import audited_act, audited_subject
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import KEY, AuditEntry
 from celery_sagas.worker.runtime import Runtime
@@ -112,8 +109,5 @@ class _Audits:
 
 
 def _row(entry: AuditEntry) -> tables.Row:
-    about = items_in(entry)
-    subject = name_in(entry) or about.aggregator or entry.saga
-    act = act_of(entry.action, detail_of(entry))
-    act += f" ({tables.items(about.items)})" if about.aggregator else ""
-    return tables.time(entry.at), entry.actor, act, subject, entry.key, str(entry.version or "-"), entry.reason
+    version = str(entry.version or "-")
+    return tables.time(entry.at), entry.actor, audited_act(entry), audited_subject(entry), entry.key, version, entry.reason

@@ -18,9 +18,9 @@ from celery_sagas.cli.options import adding
 from celery_sagas.cli.revealing import operator_to_reveal, revealing
 from celery_sagas.clock import time_s
 from celery_sagas.errors import SagaError, StoreUnavailable
-from celery_sagas.operate.dead_letters import DeadLetters, Treated, dead_letter_of
+from celery_sagas.operate.dead_letters import DeadLetters, Treated, dead_letter_of, facts_of, redacted_payload
 from celery_sagas.operate.groups import GROUPED, Group, grouped
-from celery_sagas.operate.redact import MARK, redacted_item, redacted_message
+from celery_sagas.operate.redact import MARK
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.worker.failures.dead_letters import tries_of
@@ -90,7 +90,7 @@ def list_dead_letters(context: click.Context, /, limit: int, as_json: bool, **wa
         kept, which = _Kept(runtime, min(limit, _PAGE)), _Wanted(**wanted)
         found = list(islice(kept.wanted(which), limit))
         if as_json:
-            tables.print_json([_facts(dead_letter, runtime.settings.hidden) for dead_letter in found])
+            tables.print_json([facts_of(dead_letter, runtime.settings.hidden) for dead_letter in found])
         else:
             kept.print_table(_COLUMNS, list(map(_row, found)))
         if not found:
@@ -139,7 +139,7 @@ def show(context: click.Context, /, id: str, reveal: bool, reason: str | None, a
         else:
             dead_letter = dead_letter_of(runtime, id)
     if as_json:
-        tables.print_json([_facts(dead_letter, hidden)])
+        tables.print_json([facts_of(dead_letter, hidden)])
     else:
         click.echo("\n".join(_description(dead_letter, hidden)))
 
@@ -261,17 +261,6 @@ def _group_row(group: Group) -> tables.Row:
     return group.task, group.error, f"{group.dead_letters:,}", tables.time(group.newest), tables.time(group.oldest)
 
 
-def _facts(dead_letter: DeadLetter, hidden: Sequence[str] | None) -> dict[str, Any]:
-    """Return what a program is told of a dead letter: the payload, as JSON text, without what is hidden."""
-    payload = dead_letter.payload
-    if hidden is not None:
-        try:
-            payload = json.dumps(_redacted(dead_letter, json.loads(payload), hidden))
-        except (ValueError, RecursionError):
-            payload = MARK
-    return {**dead_letter._asdict(), "payload": payload, "tries": tries_of(dead_letter)}
-
-
 def _description(dead_letter: DeadLetter, hidden: Sequence[str] | None) -> list[str]:
     about = {"task": dead_letter.task, "message": dead_letter.message_id, "saga": dead_letter.saga, "key": dead_letter.key}
     if dead_letter.number:
@@ -305,11 +294,7 @@ def _pretty(dead_letter: DeadLetter, hidden: Sequence[str] | None) -> str:
     """Return JSON text with indentation; text that is not JSON, or nested too deeply, in one line, or hidden as a whole."""
     try:
         value: Any = json.loads(dead_letter.payload)
-        shown = value if hidden is None else _redacted(dead_letter, value, hidden)
+        shown = value if hidden is None else redacted_payload(dead_letter, value, hidden)
     except (ValueError, RecursionError):
         return tables.line(dead_letter.payload if hidden is None else MARK)
     return tables.block(json.dumps(shown, indent=2, ensure_ascii=False))
-
-
-def _redacted(dead_letter: DeadLetter, value: Any, hidden: Sequence[str]) -> Any:
-    return redacted_item(dead_letter.task, value, hidden) if dead_letter.number else redacted_message(value, hidden)

@@ -15,9 +15,8 @@ from celery_sagas.core.graph.model import SagaGraph
 from celery_sagas.core.registry import registry
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.instance import lookup_in, pending_of
-from celery_sagas.engine.outcomes import Kind
 from celery_sagas.errors import NewerState, UnreadableState
-from celery_sagas.operate.graphs import registered_graph
+from celery_sagas.operate.graphs import registered_graph, taken_steps
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import KEY, Record
 
@@ -28,8 +27,6 @@ FORMATS: Final[Mapping[str, Callable[[SagaGraph, Marks | None], str]]] = {
     "text": text,
     "json": lambda graph, marks: as_json(drawing_of(graph, marks)),
 }
-#: The outcomes of the messages of which the step has run.
-_TAKEN: Final = frozenset({Kind.STARTED.value, Kind.HANDLED.value, Kind.COMPLETED.value})
 #: How far back the journal is read.
 _ENTRIES: Final = 10_000
 
@@ -76,8 +73,7 @@ def _marks(graph: SagaGraph, backend: Backend, saga: SagaDefinition, key: str) -
     if not id:
         sentence = f"there is no {saga.name} {tables.line(key)}, and the journal remembers none"
         raise click.ClickException(unknown(backend, saga, lookup, sentence))
-    taken = (entry.step for entry in entries if entry.instance_id == id and entry.outcome in _TAKEN)
-    return marks_of(graph, taken, _awaited(record) if record else ())
+    return marks_of(graph, taken_steps(entries, id), _awaited(record) if record else ())
 
 
 def _awaited(record: Record) -> Iterator[str]:

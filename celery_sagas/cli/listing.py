@@ -11,13 +11,13 @@ from celery_sagas.cli import tables
 from celery_sagas.cli.app import opened, saga_named
 from celery_sagas.cli.following import Tail, follow
 from celery_sagas.cli.scanning import Scan, choices, selection_of
-from celery_sagas.core.pending import NewerFormat, Pending, read_pending
 from celery_sagas.core.registry import registry
-from celery_sagas.core.requests.requests import Request
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.listing import changed, count_live, glances
 from celery_sagas.errors import StoreUnavailable
+from celery_sagas.operate import counting
 from celery_sagas.operate.choosing import Selection
+from celery_sagas.operate.glances import facts_of, waits_for
 from celery_sagas.stores.instances import Glance
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import Entry
@@ -75,14 +75,14 @@ def _print_counts(runtime: Runtime, *, as_json: bool) -> None:
     counts, away = list[tuple[str, int]](), list[str]()
     for saga in registry.sagas.values():
         try:
-            counts.append((saga.name, count_live(runtime.backends.of(saga), saga, tables.COUNTED + 1)))
+            counts.append((saga.name, count_live(runtime.backends.of(saga), saga, counting.COUNTED + 1)))
         except StoreUnavailable as exc:
             away.append(f"{saga.name}: {exc}")
     if as_json:
-        most = tables.COUNTED
+        most = counting.COUNTED
         tables.print_json([{"saga": name, "instances": min(count, most), "more": count > most} for name, count in counts])
     else:
-        shown = [(name, tables.count(count)) for name, count in counts]
+        shown = [(name, counting.count_text(count)) for name, count in counts]
         tables.print_table(_SAGAS, shown, "" if away else "The app defines no sagas.")
     for problem in away:
         click.echo(f"Error: {tables.sentence(problem)}", err=True)
@@ -102,7 +102,7 @@ def _follow(backend: Backend, saga: SagaDefinition, limit: int, *, as_json: bool
             versions.clear()
         versions |= {glance.id: glance.version for glance in new}
         if feed is None:
-            tables.print_json(map(_facts, new))
+            tables.print_json(map(facts_of, new))
         else:
             feed.print(map(_row, new))
 
@@ -122,59 +122,11 @@ def _changes(backend: Backend, saga: SagaDefinition, tail: Tail) -> Iterator[lis
 
 def _print_instances(saga: SagaDefinition, found: Sequence[Glance], *, as_json: bool) -> None:
     if as_json:
-        tables.print_json(map(_facts, found))
+        tables.print_json(map(facts_of, found))
     else:
         tables.print_table(_INSTANCES, list(map(_row, found)), f"There are no such instances of {saga.name}.")
 
 
 def _row(glance: Glance) -> tables.Row:
     times = tables.time(glance.created_at), tables.time(glance.updated_at)
-    return glance.key, str(glance.version), *times, _waits_for(glance), glance.id
-
-
-def _facts(glance: Glance) -> dict[str, Any]:
-    pending = _pending(glance)
-    waits_for = (
-        None
-        if isinstance(pending, str)
-        else {
-            "timeouts": {name: timeout.at for name, timeout in pending.timeouts.items()},
-            "requests": {request.id: {"task": request.task, "until": request.at or None} for request in _open(pending)},
-            "deferred": len(pending.deferred),
-            "paused": pending.paused is not None,
-        }
-    )
-    return {**{name: value for name, value in glance._asdict().items() if name != "pending"}, "waits_for": waits_for}
-
-
-def _waits_for(glance: Glance) -> str:
-    pending = _pending(glance)
-    if isinstance(pending, str):
-        return pending
-    timeouts, tasks = list(pending.timeouts), [request.task for request in _open(pending)]
-    parts = [
-        f"timeout {timeouts[0]}" if len(timeouts) == 1 else f"{len(timeouts)} timeouts" if timeouts else "",
-        f"answer of {tasks[0]}" if len(tasks) == 1 else f"{len(tasks)} answers" if tasks else "",
-        f"{len(pending.deferred)} deferred" if pending.deferred else "",
-    ]
-    if pending.paused:
-        parts.insert(0, "its resumption")
-    return ", ".join(filter(None, parts)) or "nothing"
-
-
-def _pending(glance: Glance) -> Pending | str:
-    """Return the pending map of an instance, or why it cannot be shown."""
-    if not glance.version:
-        return "unreadable"
-    if glance.pending is None:
-        return "too much to show"
-    try:
-        return read_pending(glance.pending, glance.updated_at)
-    except NewerFormat:
-        return "written by newer code"
-    except ValueError:
-        return "unreadable"
-
-
-def _open(pending: Pending) -> Sequence[Request]:
-    return [request for request in pending.requests.values() if not request.has_timed_out]
+    return glance.key, str(glance.version), *times, waits_for(glance), glance.id

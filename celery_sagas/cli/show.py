@@ -10,26 +10,23 @@ import click
 from celery_sagas.cli import tables
 from celery_sagas.cli.addresses import lookup_for, unknown
 from celery_sagas.cli.app import opened, saga_named
-from celery_sagas.core.pending import Pending
-from celery_sagas.core.requests.requests import Request
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.step import StepDefinition
 from celery_sagas.operate.explain import Explanation, explain, timeline_of
-from celery_sagas.operate.facts import Facts, name_of, time_of
+from celery_sagas.operate.facts import Facts
 from celery_sagas.operate.reading import read_facts
 from celery_sagas.operate.redact import MARK
 from celery_sagas.operate.spans import span
 from celery_sagas.operate.view import author_of, began_with, changed_with, property_of, state_of, view_of
+from celery_sagas.operate.waits import Row, is_shown, row_of, waits_of
 from celery_sagas.stores.ports import Backend
-from celery_sagas.stores.records import KEY, DeadLetter, Lookup, OutboxGlance
+from celery_sagas.stores.records import KEY, DeadLetter, Lookup
 
 #: How many lines a section has, and how many characters a value.
 _LINES: Final = 10
 _FIELDS: Final = 40
 _VALUE: Final = 200
 _DOT: Final = " · "
-#: A cell without text.
-_BLANK: Final = " "
 
 
 @click.command()
@@ -59,7 +56,8 @@ def show(
         if as_json:
             tables.print_json([view_of(facts, explain(facts), hidden)])
         else:
-            page = _Page(facts, explain(replace(facts, zone=tables.zone())), state_of(facts, hidden), everything)
+            facts = replace(facts, zone=tables.zone())
+            page = _Page(facts, explain(facts), state_of(facts, hidden), everything)
             click.echo("\n".join(tables.line(line) if line else "" for line in page.lines()))
 
 
@@ -100,9 +98,9 @@ class _Page:
             yield f"  → {each.command}    {each.does}"
         yield ""
         if facts.pending is not None:
-            yield from self._section("Waits for", list(_waits_for(facts, facts.pending)), "nothing")
+            yield from self._section("Waits for", list(waits_of(facts, facts.pending)), "nothing")
         if facts.record is not None:
-            rows = [_row(facts, row) for row in facts.rows.values() if _is_shown(facts, row)]
+            rows = [_short(row_of(facts, row)) for row in facts.rows.values() if is_shown(facts, row)]
             yield from self._section("Outbox", rows, "nothing is due")
         yield from self._section("Dead letters", list(map(_dead_letter, facts.dead_letters)), "none")
         if facts.record is not None and facts.record.locked_by:
@@ -153,57 +151,9 @@ class _Page:
         return f"{text[:_VALUE]}… ({len(text):,} characters)"
 
 
-def _waits_for(facts: Facts, pending: Pending) -> Iterator[tables.Row]:
-    """Yield a row for each thing that an instance waits for: timeouts by their times, requests, deferred messages, undos."""
-    for name, timeout in sorted(pending.timeouts.items(), key=lambda each: time_of(each[1])):
-        kind = "series" if timeout.every else "timeout"
-        yield kind, name, f"due {_at(facts, time_of(timeout))}", f"→ {timeout.step}", _place(facts, timeout.row)
-    yield from (_request(facts, request) for request in facts.requests)
-    for deferred in pending.deferred:
-        place = _place(facts, deferred.row) if deferred.row else _BLANK
-        yield "deferred", deferred.step, f"since {tables.time(deferred.since)}", _BLANK, place
-    if pending.is_undoing:
-        then = pending.undo.undoing.then if pending.undo.undoing else None
-        yield "undo", f"{pending.left_to_undo:,} left", _BLANK, f"→ {then.task}" if then else _BLANK, _BLANK
-
-
-def _request(facts: Facts, request: Request) -> tables.Row:
-    steps = " | ".join(dict.fromkeys(filter(None, (request.then, request.otherwise))))
-    until = f"until {_at(facts, request.at)}" if request.at else "no deadline"
-    outcomes = facts.members.get(request.id)
-    about = [
-        f"{len(outcomes.answered):,} answered, {len(outcomes.failed):,} failed" if outcomes else "",
-        f"is sent in {span(request.sent_at - facts.now)}" if request.sent_at > facts.now else "",
-        _place(facts, request.row).strip() if request.row else "",
-    ]
-    return "request", name_of(request), until, f"→ {steps}", ", ".join(filter(None, about)) or _BLANK
-
-
-def _at(facts: Facts, at: int) -> str:
-    left = at - facts.now
-    return f"{tables.time(at)} ({f'in {span(left)}' if left > 0 else f'{span(left)} ago'})"
-
-
-def _place(facts: Facts, id: str) -> str:
-    """Return where the message of a row is."""
-    row = facts.rows.get(id)
-    if row is None:
-        return "row gone"
-    if row.attempts:
-        return f"{row.attempts:,} attempts failed"
-    if row.tried_at:
-        return f"published {span(facts.now - row.tried_at)} ago"
-    return "not published" if row.due_at <= facts.now else _BLANK
-
-
-def _is_shown(facts: Facts, row: OutboxGlance) -> bool:
-    """Return whether there is more to say of a row than that it waits for its time."""
-    return bool(row.tried_at or row.attempts) or row.due_at <= facts.now
-
-
-def _row(facts: Facts, row: OutboxGlance) -> tables.Row:
-    again = f"available {_at(facts, row.available_at)}" if row.available_at else _BLANK
-    return row.task, row.kind, _place(facts, row.id), again, tables.short(row.error) if row.error else _BLANK
+def _short(row: Row) -> tables.Row:
+    """Return a row of the outbox with the beginning of its error."""
+    return *row[:-1], tables.short(row[-1])
 
 
 def _dead_letter(dead_letter: DeadLetter) -> tables.Row:

@@ -1,6 +1,6 @@
 """``celery sagas stats``: how many instances, messages and dead letters there are."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -8,18 +8,14 @@ import click
 from celery_sagas.cli import tables
 from celery_sagas.cli.app import opened
 from celery_sagas.cli.switches import print_held
-from celery_sagas.core.pending import PAUSED
-from celery_sagas.core.saga import SagaDefinition
-from celery_sagas.engine.listing import count_live
 from celery_sagas.errors import StoreUnavailable
-from celery_sagas.operate.choosing import LateRows
+from celery_sagas.operate import counting
+from celery_sagas.operate.counting import of_backend, of_sagas, of_switch
 from celery_sagas.operate.doctor import ask_workers
 from celery_sagas.operate.doctor.facts import named
 from celery_sagas.operate.doctor.workers import running_relays, unknown_steps
-from celery_sagas.operate.explain import LATE_MS
 from celery_sagas.operate.spans import span
 from celery_sagas.operate.switching import held_in
-from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.switches import Switch
 from celery_sagas.worker.runtime import Runtime
 
@@ -65,45 +61,11 @@ def _facts(runtime: Runtime) -> tuple[list[dict[str, Any]], list[str]]:
     facts, away = list[dict[str, Any]](), list[str]()
     for backend in runtime.backends:
         try:
-            facts += [*_of_sagas(backend, runtime.backends.sagas_in(backend)), _of_backend(backend)]
-            facts += map(_of_switch, held_in(backend))
+            facts += [*of_sagas(backend, runtime.backends.sagas_in(backend)), of_backend(backend)]
+            facts += map(of_switch, held_in(backend))
         except StoreUnavailable as exc:
             away.append(str(exc))
     return facts, away
-
-
-def _of_sagas(backend: Backend, sagas: Sequence[SagaDefinition]) -> Iterator[dict[str, Any]]:
-    now = backend.outbox.time()
-    for saga in sagas:
-        count, listed = count_live(backend, saga, tables.COUNTED + 1), saga.names if backend.has_instances else ()
-        oldest = [page.instances[0].updated_at for name in listed if (page := _oldest(backend, name)).instances]
-        paused = sum(backend.instances.count(name, tables.COUNTED + 1, PAUSED) for name in listed)
-        yield {
-            "saga": saga.name,
-            "instances": count,
-            "paused": paused,
-            "oldest_change_ms": now - min(oldest) if oldest else None,
-        }
-
-
-def _oldest(backend: Backend, name: str) -> Any:
-    return backend.instances.page(name, 1, oldest_first=True)
-
-
-def _of_backend(backend: Backend) -> dict[str, Any]:
-    tally, now = backend.outbox.tally(tables.COUNTED + 1), backend.outbox.time()
-    oldest = now - tally.oldest_due_at if tally.oldest_due_at else None
-    rows = LateRows(backend, now - LATE_MS)
-    untaken = sorted({row.task for row in rows.untried()})
-    return {
-        "backend": backend.url,
-        "due": tally.due,
-        "oldest_due_ms": oldest,
-        "tried": tally.tried,
-        "dead_letters": backend.dead.count(),
-        "untaken": untaken,
-        "may_be_more_untaken": bool(rows.cut),
-    }
 
 
 def _of_relays(runtime: Runtime) -> tuple[list[dict[str, Any]], list[str]]:
@@ -117,10 +79,6 @@ def _of_relays(runtime: Runtime) -> tuple[list[dict[str, Any]], list[str]]:
     swept = [relay.swept_ms for relay in relays if relay.swept_ms is not None]
     about = {"workers": len(asked.workers), "last_sweep_ms": min(swept, default=None)}
     return [{"relays": len(relays), **about, "unknown_steps": unknown_steps(asked)}], []
-
-
-def _of_switch(switch: Switch) -> dict[str, Any]:
-    return {"held": switch.name, "actor": switch.actor, "reason": switch.reason, "at": switch.at}
 
 
 def _print(facts: Sequence[dict[str, Any]]) -> None:
@@ -144,11 +102,16 @@ def _relays(facts: dict[str, Any]) -> str:
 
 
 def _saga(facts: dict[str, Any]) -> tables.Row:
-    return facts["saga"], tables.count(facts["instances"]), tables.count(facts["paused"]), _ago(facts["oldest_change_ms"])
+    return (
+        facts["saga"],
+        counting.count_text(facts["instances"]),
+        counting.count_text(facts["paused"]),
+        _ago(facts["oldest_change_ms"]),
+    )
 
 
 def _numbers(facts: dict[str, Any]) -> tables.Row:
-    due, tried = tables.count(facts["due"]), tables.count(facts["tried"])
+    due, tried = counting.count_text(facts["due"]), counting.count_text(facts["tried"])
     return (
         facts["backend"],
         due,

@@ -13,9 +13,6 @@ from celery_sagas.operate.spans import time_text
 _CELL = 60
 #: The maximum width of a column: a longer cell moves those behind it, in its own row.
 _WIDEST = 100
-#: Where counts stop: operators need no more, and each counts what it returns.
-COUNTED = 10_000
-
 #: Where a command's context has the zone in which it shows times.
 _ZONE: Final = f"{__name__}.zone"
 
@@ -64,16 +61,6 @@ def json_text(text: str) -> str:
         return text
     # DEL is the one control character that JSON does not escape
     return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1].replace("\x7f", r"\u007f") for c in text)
-
-
-def count(number: int) -> str:
-    """Return a number that was counted up to ``COUNTED + 1``."""
-    return f"> {COUNTED:,}" if number > COUNTED else f"{number:,}"
-
-
-def items(number: int) -> str:
-    """Return a number of items, in words."""
-    return "1 item" if number == 1 else f"{number:,} items"
 
 
 def short(text: str) -> str:

@@ -1,8 +1,7 @@
 """``celery sagas timeline``: what an instance has handled, as the journal has it."""
 
 import json
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import repeat
 from typing import Any, Final
 
@@ -11,10 +10,9 @@ import click
 from celery_sagas.cli import tables
 from celery_sagas.cli.addresses import key_text, unknown
 from celery_sagas.cli.app import opened, saga_named
-from celery_sagas.cli.entries import facts_of, names_of, outcome_of
 from celery_sagas.engine.instance import lookup_in
 from celery_sagas.operate.changes import Changed, changed_in, with_values
-from celery_sagas.operate.facts import detail_of, parts_of
+from celery_sagas.operate.entries import facts_of, names_of, outcome_of, sent_with
 from celery_sagas.operate.redact import MARK
 from celery_sagas.stores.records import KEY, Entry
 
@@ -63,7 +61,7 @@ def timeline(
 
 
 def _row(entry: Entry, changed: Changed | None) -> tables.Row:
-    sent = ", ".join(_sent(detail_of(entry))) or "-"
+    sent = ", ".join(sent_with(entry)) or "-"
     return tables.time(entry.at), entry.step, outcome_of(entry), str(entry.version or "-"), names_of(changed), sent
 
 
@@ -87,25 +85,3 @@ def _value(value: Any, size: int) -> str:
         return f"({size:,} bytes)"
     text = value if value == MARK else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= _VALUE else f"{text[:_VALUE]}… ({len(text):,} characters)"
-
-
-def _sent(detail: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what a message has sent: requests, with the steps that get their outcomes, other messages, and timeouts."""
-    asked = {_text(each, "request"): each for each in parts_of(detail, "asked")}
-    sent = [_asked(each) for each in asked.values()]
-    sent += [_text(each, "task") for each in parts_of(detail, "sent") if _text(each, "id", "") not in asked]
-    sent += [f"timeout → {_text(each, 'task')}" for each in parts_of(detail, "scheduled")]
-    for what, count in Counter(sent).items():
-        yield what if count == 1 else f"{what} ({count:,} times)"
-
-
-def _asked(request: Mapping[str, Any]) -> str:
-    members = request.get("members")
-    what = f"{members:,} members" if members and isinstance(members, int) else _text(request, "task")
-    steps = dict.fromkeys(filter(None, (_text(request, "then", ""), _text(request, "otherwise", ""))))
-    return f"{what} → {' | '.join(steps)}"
-
-
-def _text(values: Mapping[str, Any], name: str, otherwise: str = "?") -> str:
-    value = values.get(name)
-    return value if isinstance(value, str) else otherwise

@@ -1,7 +1,9 @@
 """Dead letters, as operators act on them: the audit has who retried, discarded or revealed one, and why."""
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic_core import to_json
 
@@ -9,9 +11,11 @@ from celery_sagas.core.ids import derived_id, time_ordered_id
 from celery_sagas.core.requests.requests import UNDONE
 from celery_sagas.errors import MisuseError, Retry, StoreError, StoreUnavailable
 from celery_sagas.operate.recording import record_act
+from celery_sagas.operate.redact import MARK, redacted_item, redacted_message
 from celery_sagas.stores.optional import no_audit
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import ID, AuditEntry, DeadLetter, Lookup
+from celery_sagas.worker.failures.dead_letters import tries_of
 from celery_sagas.worker.operators import discard_dead_letter, instance_named_in, retry_dead_letter, saga_in, signature_for_retry
 from celery_sagas.worker.runtime import Runtime
 
@@ -135,3 +139,19 @@ def _instance_of(backend: Backend, dead_letter: DeadLetter) -> _Instance:
 
 def _named(dead_letter: DeadLetter) -> str:
     return f"the item {dead_letter.message_id} of {dead_letter.task}" if dead_letter.number else dead_letter.task
+
+
+def facts_of(dead_letter: DeadLetter, hidden: Sequence[str] | None) -> dict[str, Any]:
+    """Return what a program is told of a dead letter: the payload, as JSON text, without what is hidden."""
+    payload = dead_letter.payload
+    if hidden is not None:
+        try:
+            payload = json.dumps(redacted_payload(dead_letter, json.loads(payload), hidden))
+        except (ValueError, RecursionError):
+            payload = MARK
+    return {**dead_letter._asdict(), "payload": payload, "tries": tries_of(dead_letter)}
+
+
+def redacted_payload(dead_letter: DeadLetter, value: Any, hidden: Sequence[str]) -> Any:
+    """Return the message or the item of a dead letter, as JSON values, without what is hidden."""
+    return redacted_item(dead_letter.task, value, hidden) if dead_letter.number else redacted_message(value, hidden)

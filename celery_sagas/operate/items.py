@@ -1,7 +1,7 @@
 """The buffered items of an aggregator, as operators act on them: the audit has who did what, and why."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -11,9 +11,14 @@ from pydantic_core import to_json
 
 from celery_sagas.core.aggregators.definition import AggregatorDefinition
 from celery_sagas.core.ids import time_ordered_id
+from celery_sagas.core.registry import registry
+from celery_sagas.engine.requests.gathering import buffer_of
 from celery_sagas.errors import NotBuffered
 from celery_sagas.operate.recording import record_act
+from celery_sagas.operate.redact import MARK, redacted_item
+from celery_sagas.stores.items import Counts
 from celery_sagas.stores.optional import no_audit
+from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import ID, AuditEntry, Lookup
 from celery_sagas.worker.aggregators.client import AggregatorClient
 from celery_sagas.worker.runtime import Runtime
@@ -104,3 +109,31 @@ def items_in(entry: AuditEntry) -> ItemsOf:
         return ItemsOf(str(detail["aggregator"]), int(detail["items"]))
     except (ValueError, LookupError, TypeError, RecursionError):  # of another act, or a damaged one
         return ItemsOf()
+
+
+def buffers_of(batches: Backend, limit: int) -> list[tuple[str, Counts]]:
+    """Return the names of the aggregators of the app and of its store, with the numbers of their items."""
+    names = sorted({*registry.aggregators, *batches.buffers.names()})
+    return [(name, batches.buffers.count(name)) for name in names[:limit]]
+
+
+def place_of(name: str) -> str:
+    """Return whether an aggregator is defined here; the collected answers of gathers are listed under the saga's name."""
+    if name in registry.aggregators:
+        return "yes"
+    gathers = {buffer_of(saga) for definition in registry.sagas.values() for saga in definition.names}
+    return "answers to gathers" if name in gathers else "not in this app"
+
+
+def redacted_text(name: str, payload: str, hidden: Sequence[str]) -> str:
+    """Return the JSON text of an item without what is hidden; text that is not JSON, or nested too deeply, is hidden whole."""
+    try:
+        shown = redacted_item(name, json.loads(payload), hidden)
+        return json.dumps(shown, ensure_ascii=False, separators=(",", ":"))
+    except (ValueError, RecursionError):
+        return MARK
+
+
+def items_text(number: int) -> str:
+    """Return a number of items, in words."""
+    return "1 item" if number == 1 else f"{number:,} items"

@@ -6,6 +6,9 @@ from typing import Final
 from celery_sagas.clock import LAST_MS, utc_time
 
 _UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+#: Of the number of units that an age has.
+_DIGITS: Final = 6
+_UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 
 
 def span(ms: int) -> str:
@@ -34,3 +37,15 @@ def time_text(at_ms: int, zone: tzinfo | None = UTC) -> str:
     except (OverflowError, ValueError):  # there it is the next year, after the last one
         shown = at
     return shown.strftime("%Y-%m-%d %H:%M:%S %Z")
+
+
+def age_ms(age: str) -> int:
+    """Return an age, as operators write it, in milliseconds: ``1d``, ``12h``, ``30m``.
+
+    Raises:
+        ValueError: It is none.
+    """
+    number, unit = age[:-1], _UNITS_MS.get(age[-1:])
+    if unit is None or not (number.isascii() and number.isdigit() and len(number) <= _DIGITS):
+        raise ValueError(f"{age!r} is no time such as 1d, 12h, 30m or 2w")
+    return int(number) * unit

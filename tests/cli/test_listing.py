@@ -81,7 +81,7 @@ def test_backend_that_is_away_hides_no_other(new_app: NewApp) -> None:
 
 
 def test_counts_stop(app: Celery, place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("celery_sagas.cli.tables.COUNTED", 2)
+    monkeypatch.setattr("celery_sagas.operate.counting.COUNTED", 2)
     for number in range(3):
         place(str(number))
     assert "order   > 2" in run(app, "list").output
