@@ -8,6 +8,10 @@ from typing import Any, Final
 import click
 
 from celery_sagas.operate.spans import time_text
+from celery_sagas.operate.texts import block as block
+from celery_sagas.operate.texts import json_text as json_text
+from celery_sagas.operate.texts import line as line
+from celery_sagas.operate.texts import sentence as sentence
 
 #: The maximum number of characters of a long text in a table.
 _CELL = 60
@@ -55,34 +59,10 @@ def print_json(facts: Iterable[Mapping[str, Any]]) -> None:
         click.echo(json_text(json.dumps(fact)))
 
 
-def json_text(text: str) -> str:
-    """Return JSON text that says the same and is safe on a terminal: it escapes what ``line`` does, in JSON's way."""
-    if text.isprintable():
-        return text
-    # DEL is the one control character that JSON does not escape
-    return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1].replace("\x7f", r"\u007f") for c in text)
-
-
 def short(text: str) -> str:
     """Return the beginning of a text, in one line."""
     shown = line(text[: _CELL + 1])
     return shown if len(shown) <= _CELL else f"{shown[: _CELL - 1]}…"
-
-
-def line(text: str) -> str:
-    """Return text that stays in its line: it escapes line ends, cursor and direction controls, and invalid characters."""
-    shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-    return shown or "-"
-
-
-def sentence(text: str) -> str:
-    """Return the text of an error in one line, with spaces for the line ends: those of drivers have several lines."""
-    return " ".join(line(each.strip()) for each in text.split("\n") if each.strip())
-
-
-def block(text: str) -> str:
-    """Return text of several lines, each of them escaped as by ``line``."""
-    return "\n".join(line(each) if each else "" for each in text.split("\n"))
 
 
 def time(at_ms: int) -> str:

@@ -126,7 +126,8 @@ def glances(
     """Yield the instances of a saga under all of its names, or those that have a tag.
 
     Those that were committed last come first, or those with a tag that began last; the other way round with ``oldest_first``,
-    which is for instances without a tag. ``at_once`` are read with a page. Those follow that come after a place.
+    which is for instances without a tag. ``at_once`` are read with a page. With ``after``, the place of an instance, or its id if
+    there is a tag, those that follow it.
     """
     by_place: Place = (lambda glance: glance.place) if tag is None else (lambda glance: glance.id)
     read = partial(_page, backend.instances, tag, by_place, at_once, oldest_first=oldest_first)

@@ -56,10 +56,16 @@ class Selection:
         if len(given) > 1:
             raise TypeError(f"choose by one of these: {', '.join(given)}")
 
-    def chosen(self, backend: Backend, saga: SagaDefinition) -> "Chosen":
+    def chosen(self, backend: Backend, saga: SagaDefinition, after: str = "") -> "Chosen":
         """Return the chosen instances of a saga, read in pages by an index, whatever their states are.
 
+        Args:
+            backend: Stores them.
+            saga: Their saga.
+            after: Where they begin: ``place_of`` the instance before; late ones have none.
+
         Raises:
+            ValueError: ``after`` is no place.
             DefinitionError: The saga is not listed by this field.
             CorrelationError: The value is none of the field's.
         """
@@ -67,9 +73,15 @@ class Selection:
             rows = LateRows(backend, backend.outbox.time() - self.late_ms)
             return Chosen(_late_in(backend, saga, rows), rows.cut)
         if self.idle_ms is not None:
-            return Chosen(idle_for(backend, saga, backend.outbox.time() - self.idle_ms))
+            return Chosen(idle_for(backend, saga, backend.outbox.time() - self.idle_ms, after))
         tag = PAUSED if self.paused else tag_of(saga, self.by)
-        return Chosen(glances(backend, saga, tag, oldest_first=self.oldest_first))
+        return Chosen(glances(backend, saga, tag, oldest_first=self.oldest_first, after=after))
+
+    def place_of(self, glance: Glance) -> str:
+        """Return where the instances go on that follow one; empty: that cannot be told."""
+        if self.late_ms is not None:
+            return ""
+        return glance.id if self.by or self.paused else glance.place
 
 
 class Chosen(NamedTuple):
@@ -79,9 +91,12 @@ class Chosen(NamedTuple):
     cut: Set[str] = frozenset()  #: once all are found: of what there may be more
 
 
-def idle_for(backend: Backend, saga: SagaDefinition, before: int) -> Iterator[Glance]:
-    """Yield the instances that no message has changed since a time (milliseconds since the epoch), the oldest slot first."""
-    oldest = glances(backend, saga, None, oldest_first=True, at_once=MOST)  # in a slot they are in no order of time
+def idle_for(backend: Backend, saga: SagaDefinition, before: int, after: str = "") -> Iterator[Glance]:
+    """Yield the instances that no message has changed since a time (milliseconds since the epoch), the oldest slot first.
+
+    With ``after``, the place of an instance, those that follow it.
+    """
+    oldest = glances(backend, saga, None, oldest_first=True, at_once=MOST, after=after)  # in a slot they are in no order of time
     near = takewhile(lambda glance: slot_of(glance.updated_at) <= slot_of(before), oldest)
     return (glance for glance in near if glance.updated_at <= before)
 

@@ -1,5 +1,6 @@
 """Listings of a saga with former names: pages of each, merged, while instances are renamed."""
 
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -85,3 +86,17 @@ def test_no_instance_is_missed_that_is_renamed_meanwhile(
         backend = Backend(renamed, moment)
         keys = keep(backend, *names)
         assert backend.listed(tag, oldest_first=oldest_first) == (keys if oldest_first else keys[::-1])
+
+
+@orders
+def test_it_goes_on_behind_an_instance(tag: tuple[str, str] | None, oldest_first: bool) -> None:
+    """A page shows some, and the next one the others: each once, whichever name they have."""
+    backend = Backend()
+    keep(backend, "order", "purchase", "cart")
+    shown, after = list[str](), ""
+    while page := list(islice(glances(backend, PURCHASE, tag, oldest_first=oldest_first, after=after), 7)):
+        shown += [glance.key for glance in page]
+        after = page[-1].place if tag is None else page[-1].id
+
+    assert shown == backend.listed(tag, oldest_first=oldest_first)
+    assert len(set(shown)) == INSTANCES
