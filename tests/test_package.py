@@ -21,13 +21,14 @@ COMES_WITH = {
     "celery": {"billiard", "click"},
     "kombu": {"amqp"},
     "pydantic": {"pydantic_core", "typing_extensions"},
+    "jinja2": {"markupsafe"},
     "opentelemetry-api": {"opentelemetry"},
 }
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DRIVERS = [
     *("redis", "psycopg", "pymysql", "sqlalchemy.dialects.postgresql", "sqlalchemy.dialects.mysql"),
-    *("cryptography", "opentelemetry", "prometheus_client", "structlog"),
+    *("cryptography", "opentelemetry", "prometheus_client", "structlog", "starlette", "jinja2"),
 ]
 
 

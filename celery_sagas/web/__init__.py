@@ -1,0 +1,6 @@
+"""The web view: what operators see of the instances, and what they do to them, in a browser. It needs the extra ``web``."""
+
+from celery_sagas.web.access import Access, Level
+from celery_sagas.web.asgi import asgi
+
+__all__ = ["Access", "Level", "asgi"]

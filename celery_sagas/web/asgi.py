@@ -1,0 +1,210 @@
+"""The web view as an ASGI application: by itself, or mounted below a path of another one."""
+
+import inspect
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.resources import files
+from typing import Any, Final, TypeAlias
+
+from celery import Celery
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from celery_sagas.core.registry import registry
+from celery_sagas.errors import ConfigurationError, SagaError, StoreUnavailable
+from celery_sagas.web.access import NOBODY, Access, AccessOf
+from celery_sagas.web.cache import Cache
+from celery_sagas.web.links import Links
+from celery_sagas.web.pages.aggregates import aggregates
+from celery_sagas.web.pages.dead import dead_letter, dead_letters
+from celery_sagas.web.pages.doctor import doctor
+from celery_sagas.web.pages.instance import instance, timeline
+from celery_sagas.web.pages.listing import find, listing
+from celery_sagas.web.pages.overview import overview
+from celery_sagas.web.pages.records import activity, audit
+from celery_sagas.web.pages.stuck import stuck
+from celery_sagas.web.render import environment
+from celery_sagas.web.security import LOOPBACK, Guard
+from celery_sagas.web.visit import Page, Refused, Visit
+from celery_sagas.worker.runtime import runtime_of, within
+
+logger = logging.getLogger("celery_sagas")
+
+#: Makes a page for a visit, and the parts of its path.
+PageOf: TypeAlias = Callable[..., Page]
+#: The pages by their paths.
+PAGES: Final[dict[str, PageOf]] = {
+    "/": overview,
+    "/find": find,
+    "/stuck": stuck,
+    "/dead": dead_letters,
+    "/dead/{id}": dead_letter,
+    "/activity": activity,
+    "/audit": audit,
+    "/aggregates": aggregates,
+    "/doctor": doctor,
+    "/timeline": timeline,
+    "/sagas/{name}": listing,
+    "/instances/{id}": instance,
+}
+#: Seconds after which a page that is followed is asked for again, and that the stores have to answer a probe.
+_FOLLOW_S, _PING_S = 5, 1.0
+#: For how long an answer to a probe is given again. Seconds.
+_PINGED_S: Final = 1.0
+_NO_ACCESS: Final = (
+    "nobody may see the web view: say who may with asgi(app, access=…), a function that gets the request and returns "
+    'Access("read", actor="ann"), with one of the levels none, look, read and act'
+)
+
+
+def asgi(app: Celery, *, access: AccessOf | None = None, hosts: Sequence[str] = LOOPBACK) -> Starlette:
+    """Return the web view, an ASGI application, to be served or mounted.
+
+    Args:
+        app: The Celery app.
+        access: Says what the sender of a request may do: a function, or an async one, that gets Starlette's request and returns
+            an ``Access``, or ``None``. Without it nobody sees anything.
+        hosts: The names by which browsers reach it, without ports, such as ``["ops.example.com"]``; ``"*"`` is any.
+    """
+    site = _Site(app, access)
+    routes = [Route(path, partial(site.show, page), methods=["GET"]) for path, page in PAGES.items()]
+    routes += [
+        Route("/static/sagas.css", _style, methods=["GET"]),
+        Route("/livez", _alive, methods=["GET"]),
+        Route("/readyz", site.ready, methods=["GET"]),
+    ]
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(Guard, hosts=hosts)],
+        exception_handlers={404: site.missing, 405: site.missing},
+    )
+
+
+class _Site:
+    """What answers requests."""
+
+    def __init__(self, app: Celery, access: AccessOf | None) -> None:
+        self._app = app
+        self._access = access
+        self._cache = Cache()
+        self._templates = environment()
+        self._has_said = False
+
+    async def show(self, page: PageOf, request: Request) -> Response:
+        """Answer with a page."""
+        access = await self._access_of(request)
+        return await run_in_threadpool(self._answer, request, access, page)
+
+    async def missing(self, request: Request, error: Exception) -> Response:
+        """Answer that there is no such page, or that it is not asked for in this way."""
+        status = getattr(error, "status_code", 404)
+        sentence = "There is no such page." if status == 404 else "This cannot be done here."
+        access = await self._access_of(request)
+        return await run_in_threadpool(self._refusal, request, access, Refused(status, sentence))
+
+    async def ready(self, request: Request) -> Response:
+        """Answer whether the stores answer."""
+        is_ready = await run_in_threadpool(self._cache.get, "ready", _PINGED_S, self._ping)
+        return PlainTextResponse("ready\n" if is_ready else "a store is away\n", 200 if is_ready else 503)
+
+    def _ping(self) -> bool:
+        try:
+            backends = list(runtime_of(self._app).backends)
+            within(_PING_S, lambda: [backend.outbox.time() for backend in backends])
+        except (SagaError, TimeoutError):
+            return False
+        return True
+
+    async def _access_of(self, request: Request) -> Access:
+        if self._access is None:
+            if not self._has_said:
+                self._has_said = True
+                logger.warning(_NO_ACCESS)
+            return NOBODY
+        if inspect.iscoroutinefunction(self._access):
+            given = await self._access(request)
+        else:
+            given = await run_in_threadpool(self._access, request)
+            given = await given if inspect.isawaitable(given) else given
+        if given is not None and not isinstance(given, Access):
+            raise TypeError(f"access= returned {type(given).__name__}, and not an Access or None")
+        return given or NOBODY
+
+    def _answer(self, request: Request, access: Access, page: PageOf) -> Response:
+        try:
+            return self._page(request, access, page)
+        except Refused as exc:
+            return self._refusal(request, access, exc)
+        except StoreUnavailable as exc:
+            return self._refusal(request, access, Refused(503, str(exc)))
+        except (SagaError, ValueError) as exc:
+            status = 500 if isinstance(exc, ConfigurationError) else 400
+            return self._refusal(request, access, Refused(status, str(exc)))
+
+    def _page(self, request: Request, access: Access, page: PageOf) -> Response:
+        if not access.may("look"):
+            raise Refused(403, "You have no access to this page.")
+        self._app.loader.import_default_modules()
+        self._app.finalize()
+        links = _links(request)
+        visit = Visit(runtime_of(self._app), access, links, self._cache, dict(request.query_params))
+        made = page(visit, **request.path_params)
+        if made.location:
+            return RedirectResponse(made.location, 303)
+        if _wants_json(request):
+            return JSONResponse(made.facts, made.status)
+        follows = request.query_params.get("follow") == "1"
+        response = self._html(request, access, made.template, made.context, made.status, follows=follows)
+        if follows:
+            response.headers["Refresh"] = str(_FOLLOW_S)
+        return response
+
+    def _refusal(self, request: Request, access: Access, refused: Refused) -> Response:
+        if _wants_json(request):
+            return JSONResponse({"error": refused.sentence}, refused.status)
+        context = {"status": refused.status, "sentence": refused.sentence}
+        return self._html(request, access, "refused.html", context, refused.status)
+
+    def _html(
+        self, request: Request, access: Access, template: str, context: Any, status: int, *, follows: bool = False
+    ) -> Response:
+        about = {
+            "link": _links(request).to,
+            "access": access,
+            "path": _path(request),
+            "query": dict(request.query_params),
+            "follows": follows,
+            "saga_names": list(registry.sagas) if access.may("look") else [],
+        }
+        return HTMLResponse(self._templates.get_template(template).render({**about, **context}), status)
+
+
+def _links(request: Request) -> Links:
+    return Links(request.scope.get("root_path", "").rstrip("/"))
+
+
+def _path(request: Request) -> str:
+    """Return the path below that at which the pages are mounted."""
+    path: str = request.scope["path"]
+    return path.removeprefix(request.scope.get("root_path", "")) or "/"
+
+
+def _wants_json(request: Request) -> bool:
+    accepted = request.headers.get("accept", "")
+    return "application/json" in accepted and "text/html" not in accepted
+
+
+async def _style(request: Request) -> Response:
+    return Response(_STYLE, media_type="text/css", headers={"Cache-Control": "private, max-age=3600"})
+
+
+async def _alive(request: Request) -> Response:
+    return PlainTextResponse("alive\n")
+
+
+_STYLE: Final = files("celery_sagas.web").joinpath("static/sagas.css").read_text(encoding="utf-8")

@@ -1,0 +1,21 @@
+"""Links between pages, wherever these are mounted."""
+
+from typing import NamedTuple
+from urllib.parse import quote, urlencode
+
+
+class Links(NamedTuple):
+    """Makes links below the path at which the pages are mounted."""
+
+    root: str  #: that path; empty: the top
+
+    def to(self, *parts: str, **query: str | None) -> str:
+        """Return the link to a page.
+
+        Args:
+            *parts: Of its path.
+            **query: Its parameters; empty ones are left out.
+        """
+        path = "/".join(quote(part, safe="", errors="replace") for part in parts)
+        given = [(name, value) for name, value in query.items() if value]
+        return f"{self.root}/{path}" + (f"?{urlencode(given, errors='replace')}" if given else "")
