@@ -26,6 +26,7 @@ from celery_sagas.cli.stuck import stuck
 from celery_sagas.cli.switches import held, hold, release
 from celery_sagas.cli.timeline import timeline
 from celery_sagas.cli.trying import try_step
+from celery_sagas.cli.web import web
 from celery_sagas.worker.process import control
 
 #: ``celery`` loads this module before it reads its command line: this makes our commands known to ``inspect``.
@@ -62,3 +63,4 @@ sagas.add_command(stats)
 sagas.add_command(stuck)
 sagas.add_command(timeline)
 sagas.add_command(try_step)
+sagas.add_command(web)

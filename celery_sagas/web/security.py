@@ -56,12 +56,13 @@ class Guard:
         await PlainTextResponse(said, 400)(scope, receive, guarded)
 
     def _knows(self, host: str) -> bool:
-        return "*" in self._hosts or _PORT.sub("", host.lower()) in self._hosts
+        return "*" in self._hosts or _without_port(host) in self._hosts
 
 
-def is_same_origin(headers: Headers) -> bool:
-    """Return whether a request that changes something comes from one of our own pages, as far as the browser says it."""
-    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
-    if site is not None and site != "same-origin":
-        return False
-    return origin is None or origin.partition("://")[2].lower() == headers.get("host", "").lower()
+def is_loopback(host: str) -> bool:
+    """Return whether the host of a request is this machine."""
+    return _without_port(host) in LOOPBACK
+
+
+def _without_port(host: str) -> str:
+    return _PORT.sub("", host.lower())

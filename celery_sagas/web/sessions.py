@@ -1,0 +1,93 @@
+"""Who gets in where the web view runs by itself: whoever has the link that it prints, or whom a proxy names."""
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from hmac import compare_digest
+from ipaddress import IPv4Network, IPv6Network, ip_address
+from threading import Lock
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+
+from celery_sagas.web.access import Access, AccessOf
+from celery_sagas.web.security import is_loopback
+
+#: The cookie of a session, for how long it holds, in seconds, and how many there are at most.
+COOKIE: Final = "celery_sagas"
+_HOLDS_S: Final = 12 * 3_600
+_MOST: Final = 100
+#: How many wrong tokens are looked at in so many seconds.
+_WRONG, _IN_S = 5, 60.0
+
+
+class Sessions:
+    """Sessions that begin with a token, which is good for one.
+
+    Args:
+        access: What whoever is in may do.
+        has_token: Called with each new token, which is to be shown to whoever may come in.
+    """
+
+    def __init__(self, access: Access, has_token: Callable[[str], object]) -> None:
+        self._granted = access
+        self._has_token = has_token
+        self._lock = Lock()
+        self._sessions: dict[str, float] = {}
+        self._wrong: list[float] = []
+        self._token = ""
+        self._renew()
+
+    def access(self, request: Request) -> Access | None:
+        """Return what the sender of a request may do."""
+        until = self._sessions.get(request.cookies.get(COOKIE, ""), 0.0)
+        return self._granted if time.monotonic() < until else None
+
+    async def enter(self, request: Request) -> Response:
+        """Begin a session with the token of a link."""
+        with self._lock:
+            now = time.monotonic()
+            self._wrong = [at for at in self._wrong if now - at < _IN_S]
+            if len(self._wrong) >= _WRONG:
+                return PlainTextResponse("Too many wrong tokens: wait for a minute.\n", 429)
+            if not compare_digest(request.query_params.get("token", "").encode(), self._token.encode()):
+                self._wrong.append(now)
+                return PlainTextResponse("This link is not good, or was used: the console has another one.\n", 403)
+            session = secrets.token_urlsafe(32)
+            live = sorted((until, id) for id, until in self._sessions.items() if until > now)
+            self._sessions = {id: until for until, id in live[-_MOST + 1 :]} | {session: now + _HOLDS_S}
+            self._renew()
+        response = RedirectResponse(request.scope.get("root_path", "") + "/", 303)
+        set_cookie(request, response, session)
+        return response
+
+    def _renew(self) -> None:
+        self._token = secrets.token_urlsafe(32)
+        self._has_token(self._token)
+
+
+def set_cookie(request: Request, response: Response, session: str) -> None:
+    """Give the browser the cookie of a session; only over TLS, unless it is on this machine."""
+    is_secure = not is_loopback(request.headers.get("host", ""))
+    path = request.scope.get("root_path", "") or "/"
+    response.set_cookie(COOKIE, session, httponly=True, samesite="strict", secure=is_secure, path=path)
+
+
+def named_by_proxy(header: str, networks: Sequence[IPv4Network | IPv6Network], grant: Callable[[str], Access]) -> AccessOf:
+    """Return what lets in whom a proxy names in a header of its requests, which it must not take over from others.
+
+    Args:
+        header: Its name.
+        networks: From which the proxy comes: nobody else is let in.
+        grant: Returns what somebody with a name may do.
+    """
+
+    def access(request: Request) -> Access | None:
+        names = request.headers.getlist(header)
+        if request.client is None or len(names) != 1 or not names[0].strip():
+            return None
+        address = ip_address(request.client.host)
+        return grant(names[0].strip()[:200]) if any(address in network for network in networks) else None
+
+    return access
