@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.resources import files
@@ -19,9 +20,12 @@ from celery_sagas.core.registry import registry
 from celery_sagas.errors import ConfigurationError, SagaError, StoreUnavailable
 from celery_sagas.web.access import NOBODY, Access, AccessOf
 from celery_sagas.web.cache import Cache
+from celery_sagas.web.forms import Tokens, check_origin, read_form
 from celery_sagas.web.links import Links
+from celery_sagas.web.pages.acting import act, confirmation
 from celery_sagas.web.pages.aggregates import aggregates
 from celery_sagas.web.pages.dead import dead_letter, dead_letters
+from celery_sagas.web.pages.dead_acting import confirm_treatment, treat
 from celery_sagas.web.pages.doctor import doctor
 from celery_sagas.web.pages.instance import instance, timeline
 from celery_sagas.web.pages.listing import find, listing
@@ -30,6 +34,7 @@ from celery_sagas.web.pages.records import activity, audit
 from celery_sagas.web.pages.stuck import stuck
 from celery_sagas.web.render import environment
 from celery_sagas.web.security import LOOPBACK, Guard
+from celery_sagas.web.sessions import COOKIE, set_cookie
 from celery_sagas.web.visit import Page, Refused, Visit
 from celery_sagas.worker.runtime import runtime_of, within
 
@@ -52,6 +57,11 @@ PAGES: Final[dict[str, PageOf]] = {
     "/sagas/{name}": listing,
     "/instances/{id}": instance,
 }
+#: Those that ask whether something is to be done, with what does it.
+ACTS: Final[dict[str, tuple[PageOf, PageOf]]] = {
+    "/dead/{id}/{verb}": (confirm_treatment, treat),
+    "/instances/{id}/{verb}": (confirmation, act),
+}
 #: Seconds after which a page that is followed is asked for again, and that the stores have to answer a probe.
 _FOLLOW_S, _PING_S = 5, 1.0
 #: For how long an answer to a probe is given again. Seconds.
@@ -62,7 +72,7 @@ _NO_ACCESS: Final = (
 )
 
 
-def asgi(app: Celery, *, access: AccessOf | None = None, hosts: Sequence[str] = LOOPBACK) -> Starlette:
+def asgi(app: Celery, *, access: AccessOf | None = None, hosts: Sequence[str] = LOOPBACK, secret: str | None = None) -> Starlette:
     """Return the web view, an ASGI application, to be served or mounted.
 
     Args:
@@ -70,9 +80,12 @@ def asgi(app: Celery, *, access: AccessOf | None = None, hosts: Sequence[str] = 
         access: Says what the sender of a request may do: a function, or an async one, that gets Starlette's request and returns
             an ``Access``, or ``None``. Without it nobody sees anything.
         hosts: The names by which browsers reach it, without ports, such as ``["ops.example.com"]``; ``"*"`` is any.
+        secret: Signs the forms of those who may act: the same in all processes that serve it; ``None``: there is one process.
     """
-    site = _Site(app, access)
+    site = _Site(app, access, Tokens(secret))
     routes = [Route(path, partial(site.show, page), methods=["GET"]) for path, page in PAGES.items()]
+    for path, (ask, do) in ACTS.items():
+        routes += [Route(path, partial(site.show, ask), methods=["GET"]), Route(path, partial(site.act, do), methods=["POST"])]
     routes += [
         Route("/static/sagas.css", _style, methods=["GET"]),
         Route("/livez", _alive, methods=["GET"]),
@@ -88,8 +101,9 @@ def asgi(app: Celery, *, access: AccessOf | None = None, hosts: Sequence[str] = 
 class _Site:
     """What answers requests."""
 
-    def __init__(self, app: Celery, access: AccessOf | None) -> None:
+    def __init__(self, app: Celery, access: AccessOf | None, tokens: Tokens) -> None:
         self._app = app
+        self._tokens = tokens
         self._access = access
         self._cache = Cache()
         self._templates = environment()
@@ -99,6 +113,19 @@ class _Site:
         """Answer with a page."""
         access = await self._access_of(request)
         return await run_in_threadpool(self._answer, request, access, page)
+
+    async def act(self, page: PageOf, request: Request) -> Response:
+        """Do what a form says, if it is one of ours."""
+        access = await self._access_of(request)
+        if not access.may("act"):
+            return await run_in_threadpool(self._refusal, request, access, Refused(403, "You may not act here."))
+        try:
+            check_origin(request.headers)
+            form = await read_form(request)
+            self._tokens.check(form.get("token", ""), _session(request), access.actor, _path(request))
+        except Refused as exc:
+            return await run_in_threadpool(self._refusal, request, access, exc)
+        return await run_in_threadpool(self._answer, request, access, partial(page, form=form))
 
     async def missing(self, request: Request, error: Exception) -> Response:
         """Answer that there is no such page, or that it is not asked for in this way."""
@@ -173,7 +200,9 @@ class _Site:
     def _html(
         self, request: Request, access: Access, template: str, context: Any, status: int, *, follows: bool = False
     ) -> Response:
+        session = _session(request) or secrets.token_urlsafe(32)
         about = {
+            "token": self._tokens.make(session, access.actor, _path(request)) if access.may("act") else "",
             "link": _links(request).to,
             "access": access,
             "path": _path(request),
@@ -181,11 +210,18 @@ class _Site:
             "follows": follows,
             "saga_names": list(registry.sagas) if access.may("look") else [],
         }
-        return HTMLResponse(self._templates.get_template(template).render({**about, **context}), status)
+        response = HTMLResponse(self._templates.get_template(template).render({**about, **context}), status)
+        if access.may("act") and not _session(request):
+            set_cookie(request, response, session)
+        return response
 
 
 def _links(request: Request) -> Links:
     return Links(request.scope.get("root_path", "").rstrip("/"))
+
+
+def _session(request: Request) -> str:
+    return request.cookies.get(COOKIE, "")
 
 
 def _path(request: Request) -> str:

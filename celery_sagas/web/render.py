@@ -51,6 +51,11 @@ def clipped(text: str) -> str:
     return text if len(text) <= SHORT else f"{text[:SHORT]}… ({len(text):,} characters)"
 
 
+def raw_block(text: str) -> Block:
+    """Return text to be edited, as it is: its control characters are escaped as JSON does, so that they come back."""
+    return Block(texts.json_text(text))
+
+
 def _shown(value: Any) -> Any:
     """Return what is shown of the value of an expression in a template."""
     if not isinstance(value, str) or isinstance(value, Markup | Block):
@@ -73,6 +78,7 @@ def environment() -> Environment:
         "clipped": clipped,
         "count": count_text,
         "pretty": pretty,
+        "raw_block": raw_block,
         "short": short,
         "span": span,
         "time": time_text,

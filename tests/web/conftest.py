@@ -40,6 +40,7 @@ def shop(new_app: NewApp, url: str) -> Celery:
     shop = define()
     app = new_app(saga_prefix=unique())
     app.conf.saga_backend = url
+    app.conf.task_routes = {"tests.web.shops.review": {"queue": unique()}}  # nobody answers
     app.set_default()
     runtime_of(app).prepare(processes=1)
     for key in ("1", "2", "3", HOSTILE):

@@ -16,6 +16,11 @@ def charge(order_id: str, token: str = "") -> str:
 
 
 @shared_task
+def review(order_id: str) -> str:
+    return "fine"
+
+
+@shared_task
 def ship(order_id: str) -> str:
     return "shipped"
 
@@ -44,6 +49,7 @@ def define() -> Any:
     def pay(order: Order, order_id: str, card: str) -> None:
         order.card, order.total = card, order.total + 1
         order.schedule(remind, every=timedelta(days=1), name="daily")
+        order.send(review.s(order_id), then=reviewed)
         order.gather([ship.s("a"), ship.s("b")], then=packed)
 
     @Order.handles(when="placed", to="paid")
@@ -57,6 +63,10 @@ def define() -> Any:
     @Order.handles(when="paid", to="sent")
     def packed(order: Order, outcomes: Gathered[str]) -> None:
         order.notes += outcomes.values
+
+    @Order.handles
+    def reviewed(order: Order, answer: str) -> None:
+        order.notes.append(answer)
 
     @Order.handles
     def remind(order: Order) -> None:

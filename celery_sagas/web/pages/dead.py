@@ -9,6 +9,7 @@ from celery_sagas.operate.dead_letters import dead_letter_of, facts_of
 from celery_sagas.operate.groups import grouped
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import DeadLetter
+from celery_sagas.web.pages.dead_acting import VERBS
 from celery_sagas.web.visit import Page, Visit
 
 #: How many a page has, how many are read at once, and how many are looked at.
@@ -44,6 +45,8 @@ def dead_letters(visit: Visit) -> Page:
         "after": last,
         "now": store.backend.outbox.time(),
         "is_first": not visit.given("after"),
+        "did": visit.given("did"),
+        "verbs": VERBS,
     }
     return Page("dead.html", context, {"items": [shown_facts(visit, each) for each in found], "after": last})
 

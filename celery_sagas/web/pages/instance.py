@@ -1,6 +1,6 @@
 """One instance: why it does not go on or for what it waits, what it has handled, and what is stored of it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
@@ -14,9 +14,11 @@ from celery_sagas.operate.facts import Facts, detail_of
 from celery_sagas.operate.graphs import registered_graph, taken_steps
 from celery_sagas.operate.reading import ENTRIES, read_facts
 from celery_sagas.operate.view import author_of, began_with, changed_with, property_of, state_of, view_of
+from celery_sagas.operate.waits import Row as Waited
 from celery_sagas.operate.waits import is_shown, row_of, waits_of
 from celery_sagas.stores.records import AuditEntry, Entry
 from celery_sagas.web.graph import Picture, picture_of
+from celery_sagas.web.pages.acting import VERBS
 from celery_sagas.web.pages.listing import lookup_named, saga_of_id
 from celery_sagas.web.visit import Page, Refused, Visit
 
@@ -75,6 +77,8 @@ def instance(visit: Visit, id: str) -> Page:
         "picture": _picture(saga, facts),
         "audit": _audit(visit, saga, facts),
         "audited_act": audited_act,
+        "verbs": VERBS,
+        "did": visit.given("did"),
     }
     view = view_of(facts, explanation, visit.hidden)
     return Page("instance.html", context, {k: v for k, v in view.items() if visit.may_read or k not in _NOT_READ})
@@ -93,12 +97,26 @@ def _about(facts: Facts, explanation: Explanation) -> dict[str, Any]:
         "explanation": explanation,
         "created_by": author_of(began) if began else "",
         "changed_by": author_of(changed) if changed else "",
-        "waits": waits[:LINES],
+        "waits": list(_with_acts(facts, waits[:LINES])),
         "more_waits": len(waits) - LINES,
         "outbox": outbox[:LINES],
         "more_outbox": len(outbox) - LINES,
         "goes_on_with": [(step.name, property_of(step)) for step in islice(facts.next_steps, LINES)],
     }
+
+
+def _with_acts(facts: Facts, waits: Iterable[Waited]) -> Iterator[tuple[Waited, str, Sequence[str]]]:
+    """Yield what an instance waits for, how that is named in acts, and the acts that it may need."""
+    requests = iter(facts.requests)
+    for row in waits:
+        if row[0] in ("timeout", "series"):
+            yield row, row[1], ("fire", "skip")
+        elif row[0] == "request":
+            request = next(requests)
+            verbs = ["skip"] if request.members else ["answer"]
+            yield row, request.id, ["fire", *verbs] if request.at else verbs
+        else:
+            yield row, "", ()
 
 
 def _picture(saga: SagaDefinition, facts: Facts) -> Picture:

@@ -1,0 +1,68 @@
+"""Acts on dead letters."""
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from celery_sagas.errors import SagaError, StoreUnavailable
+from celery_sagas.operate import Operator
+from celery_sagas.operate.dead_letters import dead_letter_of
+from celery_sagas.stores.records import DeadLetter
+from celery_sagas.web.visit import Page, Refused, Visit
+
+
+class Verb(NamedTuple):
+    """What an operator may do to a dead letter."""
+
+    title: str
+    says: str
+    did: str
+    is_grave: bool
+
+
+VERBS: Final[Mapping[str, Verb]] = {
+    "retry": Verb(
+        "Retry",
+        "Its message is sent again, under a new id, or its item is buffered again; the dead letter is removed.",
+        "It was sent again.",
+        is_grave=False,
+    ),
+    "discard": Verb(
+        "Discard",
+        "It is removed: its message is never handled, and its instance waits for it no longer.",
+        "It was discarded.",
+        is_grave=True,
+    ),
+}
+
+
+def confirm_treatment(visit: Visit, id: str, verb: str) -> Page:
+    """Ask whether an act on a dead letter is to be done, and why."""
+    visit.demand("act")
+    return _page(_found(visit, id, verb), verb, "", "", 200)
+
+
+def treat(visit: Visit, id: str, verb: str, form: Mapping[str, str]) -> Page:
+    """Do it."""
+    visit.demand("act")
+    found, reason = _found(visit, id, verb), form.get("reason", "")
+    if not reason.strip():
+        return _page(found, verb, reason, "Say why: the audit keeps it.", 409)
+    try:
+        dead_letters = Operator(visit.runtime.app, visit.access.actor).dead_letters(reason)
+        (dead_letters.retry if verb == "retry" else dead_letters.discard)(id)
+    except StoreUnavailable:
+        raise
+    except (SagaError, ValueError) as exc:
+        return _page(found, verb, reason, str(exc), 409)
+    return Page("", {}, location=visit.links.to("dead", did=verb))
+
+
+def _found(visit: Visit, id: str, verb: str) -> DeadLetter:
+    if verb not in VERBS:
+        raise Refused(404, "There is no such act.")
+    return dead_letter_of(visit.runtime, id)
+
+
+def _page(found: DeadLetter, verb: str, reason: str, problem: str, status: int) -> Page:
+    context = {"dead_letter": found, "verb": VERBS[verb], "reason": reason, "problem": problem}
+    return Page("treat.html", context, {"error": problem} if problem else {}, status)

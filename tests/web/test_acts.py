@@ -1,0 +1,301 @@
+"""Acts: each is asked for on a page that shows what it would do, and done on the version that was shown; nothing else does it."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from celery import Celery
+from starlette.testclient import TestClient
+
+from celery_sagas.operate import Operator
+from celery_sagas.web import Access, asgi
+from celery_sagas.web.forms import MOST_BYTES
+from celery_sagas.worker.runtime import runtime_of
+from tests.web.conftest import HIDDEN, HOSTILE, Visitor, id_of
+from tests.web.crawling import Form, Seen, crawl, see
+
+HOST = "https://testserver"
+
+
+@pytest.fixture
+def client(shop: Celery) -> TestClient:
+    """Ann, who may act."""
+    return TestClient(asgi(shop, access=lambda _: Access("act", "ann"), hosts=["testserver"]), base_url=HOST)
+
+
+def form_of(page: Seen) -> Form:
+    (form,) = [form for form in page.forms if form.method == "post"]
+    return form
+
+
+def send(client: TestClient, form: Form, **values: str) -> Any:
+    return client.post(form.action, data={**form, **values}, follow_redirects=False)
+
+
+def post_to(client: TestClient, form: Form) -> Any:
+    return client.post(urlsplit(form.action).path, data={**form, "reason": "why"})
+
+
+def get_from(client: TestClient, form: Form) -> Any:
+    return client.get(urlsplit(form.action).path)
+
+
+def shown(app: Celery, key: str) -> Any:
+    return Operator(app, "test").instance("order", key).show()
+
+
+def audit(app: Celery) -> list[tuple[str, str, str]]:
+    return [(each.actor, each.action, each.reason) for each in runtime_of(app).backend.audit.recent(99).entries]
+
+
+def test_pause_and_resume(shop: Celery, client: TestClient) -> None:
+    id = id_of(shop, "2")
+    page = see(client, f"/instances/{id}/pause?saga=order")
+    assert "is paused: its messages wait until it is resumed" in page.text
+    assert shown(shop, "2")["paused"] is None
+
+    done = send(client, form_of(page), reason="carrier down")
+    assert (done.status_code, done.headers["location"]) == (303, f"/instances/{id}?saga=order&did=pause")
+    assert shown(shop, "2")["paused"]["reason"] == "carrier down"
+    assert audit(shop)[0] == ("ann", "pause", "carrier down")
+    assert "It is paused." in client.get(done.headers["location"]).text
+
+    send(client, form_of(see(client, f"/instances/{id}/resume?saga=order")), reason="it is up")
+    assert shown(shop, "2")["paused"] is None
+
+
+def test_an_act_is_on_the_version_that_was_shown(shop: Celery, client: TestClient) -> None:
+    form = form_of(see(client, f"/instances/{id_of(shop, '2')}/pause?saga=order"))
+    Operator(shop, "bo").instance("order", "2").patch("meanwhile", values={"total": 7})
+
+    refused = send(client, form, reason="why")
+    assert refused.status_code == 409
+    assert f"and {form['version']} was expected" in refused.text
+    assert "See what has changed it" in refused.text
+    assert shown(shop, "2")["paused"] is None
+
+
+def test_a_form_that_is_sent_twice_acts_once(shop: Celery, client: TestClient) -> None:
+    form = form_of(see(client, f"/instances/{id_of(shop, '2')}/pause?saga=order"))
+    assert [send(client, form, reason="why").status_code for _ in range(2)] == [303, 409]
+    assert len([act for act in audit(shop) if act[0] == "ann"]) == 1
+
+
+def test_patch(shop: Celery, client: TestClient) -> None:
+    """A preview shows the difference; hidden values stay what they are."""
+    id = id_of(shop, "2")
+    page = see(client, f"/instances/{id}/patch?saga=order")
+    assert HIDDEN not in page.text
+    state = {**shown(shop, "2")["state"], "city": "Bergen"}
+    assert state["card"] == "•••"
+
+    preview = send(client, form_of(page), state=json.dumps(state), reason="", do="preview")
+    assert preview.status_code == 200
+    assert "+  &#34;city&#34;: &#34;Bergen&#34;" in preview.text
+    assert shown(shop, "2")["state"]["city"] != "Bergen"
+    assert send(client, form_of(page), state=json.dumps(state), reason="moved again").status_code == 303
+    record = runtime_of(shop).backend.instances.page("order", 50).instances
+    assert shown(shop, "2")["state"]["city"] == "Bergen"
+    assert len(record) == 4
+    assert HIDDEN in next(each.data for each in runtime_of(shop).backend.instances.read("order", [id]))
+
+
+def test_patches_that_are_refused(shop: Celery, client: TestClient) -> None:
+    """They say what is wrong, keep what was written, and write nothing."""
+    page = see(client, f"/instances/{id_of(shop, '2')}/patch?saga=order")
+    version, state = shown(shop, "2")["version"], shown(shop, "2")["state"]
+    for text, problem in (
+        (json.dumps({**state, "total": "many"}), "total"),
+        (json.dumps({**state, "order_id": "7"}), "correlation key"),
+        ("{", "is no JSON"),
+        ("[1]", "a JSON object"),
+        ("NaN", "is no JSON"),
+        ("[" * 100_000, "nested too deeply"),
+        ("", "is no JSON"),
+    ):
+        for do in ("preview", "act"):
+            refused = send(client, form_of(page), state=text, reason="why", do=do)
+            assert refused.status_code in (400, 409), text[:50]
+            assert problem in refused.text, (text[:50], refused.text[:3_000])
+    assert shown(shop, "2")["version"] == version
+
+
+def test_a_state_with_controls_comes_back_as_it_is(shop: Celery, client: TestClient) -> None:
+    operator = Operator(shop, "bo").instance("order", "1")
+    operator.patch("x", values={"notes": [HOSTILE]})
+    page = client.get(f"/instances/{id_of(shop, '1')}/patch?saga=order").text
+    text = page.split('rows="16" spellcheck="false">\n')[1].split("</textarea>")[0]
+    for entity, char in (("&lt;", "<"), ("&gt;", ">"), ("&#39;", "'"), ("&#34;", '"'), ("&amp;", "&")):
+        text = text.replace(entity, char)
+    assert json.loads(text)["notes"] == [HOSTILE]
+
+
+def test_what_is_awaited(shop: Celery, client: TestClient) -> None:
+    """The page of an instance leads to what can be done about each."""
+    id = id_of(shop, "2")
+    links = [link for link in see(client, f"/instances/{id}?saga=order").links if "name=" in link]
+    verbs = [(urlsplit(link).path.rpartition("/")[2], link.rpartition("=")[2]) for link in links]
+    assert [verb for verb, name in verbs if name in ("reminder", "daily")] == ["fire", "skip", "fire", "skip"]
+    (answer,) = [link for link in links if "/answer?" in link]
+
+    skipped = send(client, form_of(see(client, f"/instances/{id}/skip?saga=order&name=daily")), reason="no longer")
+    assert skipped.status_code == 303
+    fired = send(client, form_of(see(client, f"/instances/{id}/fire?saga=order&name=reminder")), reason="at once")
+    assert fired.status_code == 303
+    page = see(client, answer)
+    preview = send(client, form_of(page), value='"r-1"', reason="", do="preview")
+    assert "order.charged" in preview.text or "is answered" in preview.text
+    assert send(client, form_of(page), value="r-1", reason="why").status_code == 409
+    assert send(client, form_of(page), value='"r-1"', reason="the bank says so").status_code == 303
+    assert [name for name in shown(shop, "2")["waits_for"]["timeouts"] if name["name"] == "daily"] == []
+    assert [act[1] for act in audit(shop)[:3]] == ["answer", "fire", "skip"]
+
+
+def test_terminate(shop: Celery, client: TestClient) -> None:
+    page = see(client, f"/instances/{id_of(shop, '3')}/terminate?saga=order")
+    done = send(client, form_of(page), **{"as": "completed", "leave_undone": "", "reason": "gone"})
+    assert done.status_code == 303
+    assert shown(shop, "3") is None
+    assert "It has ended." in client.get(done.headers["location"]).text
+
+
+def test_dead_letters(shop: Celery, client: TestClient) -> None:
+    letters = runtime_of(shop).backend.dead.list(9)
+    for letter, verb in zip(letters, ("retry", "discard"), strict=True):
+        page = see(client, f"/dead/{letter.id}/{verb}")
+        assert send(client, form_of(page), reason=" ").status_code == 409
+        done = send(client, form_of(page), reason="mended")
+        assert (done.status_code, done.headers["location"]) == (303, f"/dead?did={verb}")
+        assert send(client, form_of(page), reason="mended").status_code == 400
+    assert runtime_of(shop).backend.dead.list(9) == []
+    assert [act[:2] for act in audit(shop)[:2]] == [("ann", "discard"), ("ann", "retry")]
+
+
+def test_no_act_without_a_reason(shop: Celery, client: TestClient) -> None:
+    form = form_of(see(client, f"/instances/{id_of(shop, '2')}/pause?saga=order"))
+    for reason in ("", "  ", "x" * 2_001, "\0"):
+        assert send(client, form, reason=reason).status_code == 409, reason[:9]
+    assert shown(shop, "2")["paused"] is None
+
+
+class TestForged:
+    """Every form that a crawler finds is refused if it is not sent from its page."""
+
+    @pytest.fixture
+    def forms(self, client: TestClient) -> list[Form]:
+        pages = crawl(client)
+        forms = {form.action: form for page in pages.values() for form in page.forms if form.method == "post"}
+        verbs = {urlsplit(action).path.rpartition("/")[2] for action in forms}
+        assert verbs == {"pause", "resume", "patch", "fire", "skip", "answer", "terminate", "retry", "discard"}
+        return list(forms.values())
+
+    def refuse(self, app: Celery, forms: list[Form], send: Callable[[Form], Any], *statuses: int) -> None:
+        before = audit(app), [shown(app, key)["version"] for key in ("1", "2", "3")]
+        for form in forms:
+            assert send(form).status_code in statuses, form.action
+        assert before == (audit(app), [shown(app, key)["version"] for key in ("1", "2", "3")])
+
+    def test_forged_forms(self, shop: Celery, client: TestClient, forms: list[Form]) -> None:
+        def without_token(form: Form) -> Any:
+            return client.post(form.action, data={**form, "token": "", "reason": "why"})
+
+        def with_another(form: Form) -> Any:
+            other = next(each for each in forms if urlsplit(each.action).path != urlsplit(form.action).path)
+            return client.post(form.action, data={**form, "token": other["token"], "reason": "why"})
+
+        def of_another_session(form: Form) -> Any:
+            other = TestClient(client.app, base_url=HOST)
+            other.get(form.action)
+            return other.post(form.action, data={**form, "reason": "why"})
+
+        def without_session(form: Form) -> Any:
+            return TestClient(client.app, base_url=HOST).post(form.action, data={**form, "reason": "why"})
+
+        def from_another_site(form: Form) -> Any:
+            return client.post(form.action, data={**form, "reason": "why"}, headers={"sec-fetch-site": "cross-site"})
+
+        def from_a_sibling(form: Form) -> Any:
+            return client.post(form.action, data={**form, "reason": "why"}, headers={"sec-fetch-site": "same-site"})
+
+        def of_another_origin(form: Form) -> Any:
+            return client.post(form.action, data={**form, "reason": "why"}, headers={"origin": "https://evil.example"})
+
+        def of_no_origin(form: Form) -> Any:
+            return client.post(form.action, data={**form, "reason": "why"}, headers={"origin": "null"})
+
+        def of_another_host(form: Form) -> Any:
+            return client.post(form.action, data={**form, "reason": "why"}, headers={"host": "evil.example"})
+
+        for forge in (without_token, with_another, of_another_session, without_session):
+            self.refuse(shop, forms, forge, 403)
+        for forge in (from_another_site, from_a_sibling, of_another_origin, of_no_origin):
+            self.refuse(shop, forms, forge, 403)
+        self.refuse(shop, forms, of_another_host, 400)
+
+    def test_a_link_does_nothing(self, shop: Celery, client: TestClient, forms: list[Form]) -> None:
+        self.refuse(shop, forms, lambda form: client.get(form.action, params={**form, "reason": "why"}), 200)
+
+    def test_who_may_not_act(self, shop: Celery, forms: list[Form], visitor: Visitor) -> None:
+        for level in ("none", "look", "read"):
+            client = visitor(level)
+            self.refuse(shop, forms, partial(post_to, client), 403)
+            self.refuse(shop, forms, partial(get_from, client), 403)
+
+    def test_a_token_is_of_whom_it_was_shown(self, shop: Celery, client: TestClient) -> None:
+        """Also where a session is handed on to somebody else."""
+        names = ["ann"]
+        client = TestClient(asgi(shop, access=lambda _: Access("act", names[0]), hosts=["testserver"]), base_url=HOST)
+        form = form_of(see(client, f"/instances/{id_of(shop, '2')}/pause?saga=order"))
+        names[0] = "bo"
+        assert send(client, form, reason="why").status_code == 403
+
+    def test_strange_bodies(self, shop: Celery, client: TestClient) -> None:
+        form = form_of(see(client, f"/instances/{id_of(shop, '2')}/pause?saga=order"))
+        kind = {"content-type": "application/x-www-form-urlencoded"}
+        for body, headers, status in (
+            (b"x=" + b"y" * MOST_BYTES, kind, 413),
+            (b"&".join([b"x=1"] * 50), kind, 400),
+            (b"token=a&token=b", kind, 400),
+            (b"\xff=\xff", kind, 400),
+            (b"x=%ff", kind, 400),
+            (b"", kind, 403),
+            (b"{}", {"content-type": "application/json"}, 415),
+            (b"x=1", {}, 415),
+            (b"x=1", {"content-type": "multipart/form-data; boundary=x"}, 415),
+        ):
+            assert client.post(form.action, content=body, headers=headers).status_code == status, body[:20]
+        for version in ("", "x", "-1", "9" * 30, "1.0"):
+            assert send(client, form, version=version, reason="why").status_code == 400, version
+        assert shown(shop, "2")["paused"] is None
+
+
+def test_a_session_is_kept_in_a_strict_cookie(shop: Celery, client: TestClient) -> None:
+    cookie = client.get("/").headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=strict" in cookie
+    assert "secure" in cookie
+    assert "set-cookie" not in client.get("/").headers
+
+
+def test_several_processes_share_a_secret(shop: Celery) -> None:
+    """A form of one is known to another."""
+    one, other, third = (
+        TestClient(asgi(shop, access=lambda _: Access("act", "ann"), hosts=["testserver"], secret=secret), base_url=HOST)
+        for secret in ("a", "a", "b")
+    )
+    form = form_of(see(one, f"/instances/{id_of(shop, '2')}/pause?saga=order"))
+    other.cookies, third.cookies = one.cookies, one.cookies
+    assert send(third, form, reason="why").status_code == 403
+    assert send(other, form, reason="why").status_code == 303
+
+
+def test_wrong_acts(shop: Celery, client: TestClient) -> None:
+    id = id_of(shop, "2")
+    for url in (f"/instances/{id}/explode", "/instances/none/pause", "/dead/none/retry", "/dead/none/explode"):
+        assert client.get(url).status_code in (400, 404), url
+    page = see(client, f"/instances/{id}/fire?saga=order&name={'x' * 500}")
+    assert page.status == 200
+    assert "does not wait for" in page.text
