@@ -23,6 +23,7 @@ COMES_WITH = {
     "pydantic": {"pydantic_core", "typing_extensions"},
     "jinja2": {"markupsafe"},
     "opentelemetry-api": {"opentelemetry"},
+    "starlette": {"anyio"},
 }
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -6,8 +6,9 @@ import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.resources import files
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
+from anyio import CapacityLimiter, to_thread
 from celery import Celery
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -40,6 +41,7 @@ from celery_sagas.worker.runtime import runtime_of, within
 
 logger = logging.getLogger("celery_sagas")
 
+T = TypeVar("T")
 #: Makes a page for a visit, and the parts of its path.
 PageOf: TypeAlias = Callable[..., Page]
 #: The pages by their paths.
@@ -64,6 +66,8 @@ ACTS: Final[dict[str, tuple[PageOf, PageOf]]] = {
 }
 #: Seconds after which a page that is followed is asked for again, and that the stores have to answer a probe.
 _FOLLOW_S, _PING_S = 5, 1.0
+#: How many pages are made at once: each thread has connections of its own to the stores.
+_THREADS: Final = 4
 #: For how long an answer to a probe is given again. Seconds.
 _PINGED_S: Final = 1.0
 _NO_ACCESS: Final = (
@@ -108,36 +112,40 @@ class _Site:
         self._cache = Cache()
         self._templates = environment()
         self._has_said = False
+        self._threads = CapacityLimiter(_THREADS)
 
     async def show(self, page: PageOf, request: Request) -> Response:
         """Answer with a page."""
         access = await self._access_of(request)
-        return await run_in_threadpool(self._answer, request, access, page)
+        return await self._in_thread(self._answer, request, access, page)
 
     async def act(self, page: PageOf, request: Request) -> Response:
         """Do what a form says, if it is one of ours."""
         access = await self._access_of(request)
         if not access.may("act"):
-            return await run_in_threadpool(self._refusal, request, access, Refused(403, "You may not act here."))
+            return await self._in_thread(self._refusal, request, access, Refused(403, "You may not act here."))
         try:
             check_origin(request.headers)
             form = await read_form(request)
             self._tokens.check(form.get("token", ""), _session(request), access.actor, _path(request))
         except Refused as exc:
-            return await run_in_threadpool(self._refusal, request, access, exc)
-        return await run_in_threadpool(self._answer, request, access, partial(page, form=form))
+            return await self._in_thread(self._refusal, request, access, exc)
+        return await self._in_thread(self._answer, request, access, partial(page, form=form))
 
     async def missing(self, request: Request, error: Exception) -> Response:
         """Answer that there is no such page, or that it is not asked for in this way."""
         status = getattr(error, "status_code", 404)
         sentence = "There is no such page." if status == 404 else "This cannot be done here."
         access = await self._access_of(request)
-        return await run_in_threadpool(self._refusal, request, access, Refused(status, sentence))
+        return await self._in_thread(self._refusal, request, access, Refused(status, sentence))
 
     async def ready(self, request: Request) -> Response:
         """Answer whether the stores answer."""
-        is_ready = await run_in_threadpool(self._cache.get, "ready", _PINGED_S, self._ping)
+        is_ready = await self._in_thread(self._cache.get, "ready", _PINGED_S, self._ping)
         return PlainTextResponse("ready\n" if is_ready else "a store is away\n", 200 if is_ready else 503)
+
+    async def _in_thread(self, function: Callable[..., T], *args: Any) -> T:
+        return await to_thread.run_sync(partial(function, *args), limiter=self._threads)
 
     def _ping(self) -> bool:
         try:

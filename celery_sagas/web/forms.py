@@ -50,12 +50,15 @@ class Tokens:
 def check_origin(headers: Headers) -> None:
     """Refuse a form that another site has sent, as far as the browser says it.
 
+    Browsers that say ``Sec-Fetch-Site`` have ``null`` as the origin of our own pages, since these have no referrer.
+
     Raises:
         Refused: It has.
     """
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     is_ours = origin is None or origin.partition("://")[2].lower() == headers.get("host", "").lower()
-    if site not in (None, "same-origin") or not is_ours:
+    is_nameless = origin == "null" and site == "same-origin"
+    if site not in (None, "same-origin") or not (is_ours or is_nameless):
         raise Refused(403, "Another site has sent this form. Nothing was done.")
 
 

@@ -81,7 +81,13 @@ def instance(visit: Visit, id: str) -> Page:
         "did": visit.given("did"),
     }
     view = view_of(facts, explanation, visit.hidden)
-    return Page("instance.html", context, {k: v for k, v in view.items() if visit.may_read or k not in _NOT_READ})
+    return Page("instance.html", context, view if visit.may_read else _without_texts(view))
+
+
+def _without_texts(view: dict[str, Any]) -> dict[str, Any]:
+    """Return a view for whoever may not read states, messages and the texts of errors."""
+    outbox = [{name: value for name, value in row.items() if name != "error"} for row in view["outbox"]]
+    return {name: value for name, value in view.items() if name not in _NOT_READ} | {"outbox": outbox}
 
 
 def _about(facts: Facts, explanation: Explanation) -> dict[str, Any]:
