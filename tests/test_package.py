@@ -79,7 +79,7 @@ def test_addresses_are_written_once():
     addresses = {urls["Source"], urls["Documentation"]}
     assert all(url.startswith(tuple(addresses)) for url in urls.values())
     pages = [*ROOT.glob("*.*"), *ROOT.glob("docs/*"), *ROOT.glob(".github/**/*"), *ROOT.glob("celery_sagas/**/*.py")]
-    texts = {page: page.read_text() for page in pages if page.is_file() and page.name != "pyproject.toml"}
+    texts = {page: page.read_text(errors="replace") for page in pages if page.is_file() and page.name != "pyproject.toml"}
     assert [page for page, text in texts.items() if any(address in text for address in addresses)] == []
 
 
