@@ -169,8 +169,8 @@ class AggregateStore(ABC):
 
 
 def can_send(store: AggregateStore) -> bool:
-    """Return whether a store's removals can send something; of one around another, its ``inner``, those of that."""
-    parameters = signature(getattr(store, "inner", store).remove).parameters.values()
+    """Return whether a store's removals can send something; of one that ``encodes`` for another, those of that."""
+    parameters = signature(getattr(store, "encodes", store).remove).parameters.values()
     return any(parameter.name == "sends" or parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters)
 
 

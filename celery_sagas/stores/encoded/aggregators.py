@@ -13,25 +13,25 @@ class EncodedAggregates(AggregateStore):
     """Items, and dead letters of those that are rejected. It sends if the store within can."""
 
     def __init__(self, inner: AggregateStore, records: Records) -> None:
-        self.inner = inner
+        self.encodes = inner
         self._records = records
 
     def insert(self, rules: Rules, additions: Sequence[Addition]) -> list[Added]:
-        return self.inner.insert(rules, [self._encoded(rules, each) for each in additions])
+        return self.encodes.insert(rules, [self._encoded(rules, each) for each in additions])
 
     def _encoded(self, rules: Rules, addition: Addition) -> Addition:
         items = (self._records.encode_item(rules.name, addition.group, item) for item in addition.items)
         return addition._replace(items=tuple(items))
 
     def claim(self, rules: Rules, group: str, token: str) -> Snapshot | None:
-        snapshot = self.inner.claim(rules, group, token)
+        snapshot = self.encodes.claim(rules, group, token)
         return snapshot and snapshot._replace(items=tuple(self._records.item(rules.name, group, item) for item in snapshot.items))
 
     def renew(self, rules: Rules, group: str, token: str) -> bool:
-        return self.inner.renew(rules, group, token)
+        return self.encodes.renew(rules, group, token)
 
     def new_id(self, rules: Rules, group: str) -> str:
-        return self.inner.new_id(rules, group)
+        return self.encodes.new_id(rules, group)
 
     def remove(
         self,
@@ -44,7 +44,7 @@ class EncodedAggregates(AggregateStore):
         sends: Sends | None = None,
     ) -> bool:
         how: dict[str, Any] = {} if sends is None else {"sends": self._records.encode_sends(sends)}
-        return self.inner.remove(rules, group, token, rejected=self._letters(rejected), unreadable=unreadable, **how)
+        return self.encodes.remove(rules, group, token, rejected=self._letters(rejected), unreadable=unreadable, **how)
 
     def release(
         self,
@@ -58,22 +58,22 @@ class EncodedAggregates(AggregateStore):
         delay_ms: int = 0,
     ) -> None:
         how: dict[str, Any] = {"unreadable": unreadable, "counted": counted, "delay_ms": delay_ms}
-        self.inner.release(rules, group, token, rejected=self._letters(rejected), **how)
+        self.encodes.release(rules, group, token, rejected=self._letters(rejected), **how)
 
     def _letters(self, rejected: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
         return list(map(self._records.encode_dead_letter, rejected))
 
     def resolve(self, rules: Rules, group: str, numbers: Collection[int]) -> int:
-        return self.inner.resolve(rules, group, numbers)
+        return self.encodes.resolve(rules, group, numbers)
 
     def restore(self, rules: Rules, dead_letter: DeadLetter) -> bool:
-        return self.inner.restore(rules, self._records.encode_dead_letter(dead_letter))
+        return self.encodes.restore(rules, self._records.encode_dead_letter(dead_letter))
 
     def claim_due(self, names: Sequence[str], limit: int, lease_ms: int) -> list[DueGroup]:
-        return self.inner.claim_due(names, limit, lease_ms)
+        return self.encodes.claim_due(names, limit, lease_ms)
 
     def purge(self, limit: int) -> int:
-        return self.inner.purge(limit)
+        return self.encodes.purge(limit)
 
 
 class EncodedBuffers(Buffers):
