@@ -20,7 +20,7 @@ from celery_sagas.operate.actors import checked_text, default_actor
 from celery_sagas.operate.difference import difference
 from celery_sagas.operate.instance import OperatedInstance
 from celery_sagas.operate.operator import Operator
-from celery_sagas.operate.patching import NOTHING, finite, patched, restored
+from celery_sagas.operate.patching import finite, patched, restored_fields
 from celery_sagas.operate.redact import redacted
 from celery_sagas.worker.runtime import Runtime
 
@@ -171,7 +171,7 @@ def _change_of(
     if file is None:
         return _Edit(hide)
     whole = _object(file.read(_FILE))
-    return functools.partial(_restored, whole)
+    return functools.partial(restored_fields, whole)
 
 
 @click.command()
@@ -318,7 +318,7 @@ class _Edit:
         if self._text is None:
             raise click.Abort
         try:
-            return _restored(_object(self._text), fields)
+            return restored_fields(_object(self._text), fields)
         except (ValueError, click.ClickException) as exc:
             text = exc.format_message() if isinstance(exc, click.ClickException) else str(exc)
             raise click.ClickException(f"{tables.sentence(text)}. {self.kept()}") from exc
@@ -328,8 +328,3 @@ class _Edit:
         with tempfile.NamedTemporaryFile("w", suffix=".json", prefix="patch-", delete=False, encoding="utf-8") as file:
             file.write(self._text or "")
         return f"Nothing was stored; your text is in {file.name}."
-
-
-def _restored(edited: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
-    """Return edited fields, with the hidden values that were left as they are."""
-    return {name: restored(value, fields.get(name, NOTHING)) for name, value in edited.items()}

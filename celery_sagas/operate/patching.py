@@ -59,6 +59,15 @@ def _index(container: Any, part: str) -> str | int:
     return int(part)
 
 
+def restored_fields(edited: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    """Return edited fields, with the hidden values that were left as they are.
+
+    Raises:
+        ValueError: A mark stands where no hidden value is.
+    """
+    return {name: restored(value, fields.get(name, NOTHING)) for name, value in edited.items()}
+
+
 def restored(edited: Any, fields: Any) -> Any:
     """Return edited values, in which each mark of a hidden value is replaced by the value at its place in the stored fields.
 

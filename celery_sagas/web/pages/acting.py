@@ -9,7 +9,7 @@ from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.errors import InvalidState, MisuseError, SagaError, SagaNotFound, StoreUnavailable
 from celery_sagas.operate import Done, OperatedInstance, Operator
 from celery_sagas.operate.difference import difference
-from celery_sagas.operate.patching import NOTHING, finite, restored
+from celery_sagas.operate.patching import finite, restored_fields
 from celery_sagas.operate.reading import read_facts
 from celery_sagas.operate.redact import redacted
 from celery_sagas.operate.view import state_of
@@ -71,11 +71,7 @@ def _patch(instance: OperatedInstance, form: Form, version: int) -> Done:
     edited = _json("state", form.get("state", ""))
     if not isinstance(edited, dict):
         raise Refused(400, "The state is a JSON object.")
-    return instance.patch(form["reason"], change=partial(_restored, edited), expected_version=version)
-
-
-def _restored(edited: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: restored(value, fields.get(name, NOTHING)) for name, value in edited.items()}
+    return instance.patch(form["reason"], change=partial(restored_fields, edited), expected_version=version)
 
 
 def _json(what: str, text: str) -> Any:
