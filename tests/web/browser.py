@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import pytest
 from selenium import webdriver
+from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -133,9 +134,17 @@ def browsing() -> Iterator[Browser]:
     for option in OPTIONS:
         options.add_argument(option)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    driver = _started(options)
     try:
         driver.set_script_timeout(DEADLINE_S)
         yield Browser(driver)
     finally:
         driver.quit()
+
+
+def _started(options: webdriver.ChromeOptions) -> webdriver.Chrome:
+    """Start it; once more if it has not started in the time that Selenium gives it, as on a busy machine."""
+    try:
+        return webdriver.Chrome(options=options, service=Service(DRIVER))
+    except WebDriverException:
+        return webdriver.Chrome(options=options, service=Service(DRIVER))
