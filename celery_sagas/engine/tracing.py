@@ -9,9 +9,8 @@ T = TypeVar("T")
 class MessageTrace(Protocol):
     """What traces the handling of one message."""
 
-    #: When the operation was performed for which the unit of work waits, if that was done together with others: nanoseconds since
-    #: the epoch.
-    performed: tuple[int, int] | None
+    #: How long the operation took for which the unit of work waits, if it was performed together with others. Seconds.
+    performed: float | None
 
     def around(self, steps: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
         """Return a unit of work that does the same, and is traced."""

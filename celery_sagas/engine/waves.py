@@ -210,9 +210,9 @@ class Batch:
 
     def _perform(self, wave: Sequence[_Work]) -> list[tuple[_Work, Any]]:
         """Perform the operations for which these wait; return them with the answers."""
-        began = time.time_ns()
+        began = time.perf_counter()
         answers = self._services.backend.many([work.operation for work in wave if work.operation is not None]) if wave else []
-        performed = began, time.time_ns()
+        performed = time.perf_counter() - began
         for work in wave:
             if (trace := work.message.delivery.trace) is not None:
                 trace.performed = performed

@@ -1,7 +1,7 @@
-"""The span of one message of a step: ``process {step}``, below it ``saga find`` and ``saga commit``."""
+"""The span of one message of a step: ``process {step}``."""
 
-from collections.abc import Generator, Iterator, Mapping
-from time import time_ns
+from collections.abc import Generator, Mapping, Sequence
+from time import perf_counter, time_ns
 from typing import Any, NamedTuple, Self, TypeVar
 
 from celery.exceptions import TaskPredicate
@@ -23,6 +23,7 @@ T = TypeVar("T")
 
 #: What OpenTelemetry's conventions call the instance to which a message belongs.
 _CONVERSATION = "messaging.message.conversation_id"
+_FIND, _COMMIT = "saga.find.duration", "saga.commit.duration"
 
 
 class Origin(NamedTuple):
@@ -43,7 +44,7 @@ class MessageSpan:
     It begins as of the time when the message arrived.
     """
 
-    performed: tuple[int, int] | None = None
+    performed: float | None = None
 
     def __init__(self, tracer: trace.Tracer, origin: Origin) -> None:
         self._tracer = tracer
@@ -56,7 +57,7 @@ class MessageSpan:
         self._outcome: Outcome | None = None
         self._error: BaseException | None = None
         self._conflicts: list[tuple[int, str]] = []  #: times and reasons
-        self._operations: list[tuple[str, int, int, BaseException | None]] = []
+        self._durations: dict[str, float] = {}  #: of the attempts so far, by attributes
 
     def __enter__(self) -> Self:
         here = contexts.get_current()
@@ -93,14 +94,14 @@ class MessageSpan:
         try:
             while True:
                 operation = self._resume(resume, given)
-                began = time_ns()
+                began = perf_counter()
                 try:
                     given = yield operation
                 except Exception as exc:
                     resume, given = steps.throw, exc
                 else:
                     resume = steps.send
-                self._note(operation, began, given)
+                self._note(operation, perf_counter() - began, given)
         except StopIteration as end:
             self._ended, self._outcome = time_ns(), end.value.outcome
             return end.value  # type: ignore[no-any-return]
@@ -121,17 +122,16 @@ class MessageSpan:
         finally:
             contexts.detach(token)
 
-    def _note(self, operation: Any, began: int, answer: Any) -> None:
-        """Note an operation, and its answer or error; once the instance is known, begin."""
-        began, ended = self.performed or (began, time_ns())
-        self.performed = None
-        error = answer if isinstance(answer, Exception) else None
+    def _note(self, operation: Any, seconds: float, answer: Any) -> None:
+        """Note how long an operation took; once the instance is known, begin."""
+        if self.performed is not None:
+            seconds, self.performed = self.performed, None
         if isinstance(operation, Find):
-            self._operations.append(("saga find", began, ended, error))
+            self._durations[_FIND] = self._durations.get(_FIND, 0.0) + seconds
             if isinstance(answer, Found) and self._span is None:
                 self._find(answer)
         elif isinstance(operation, Commit):
-            self._operations.append(("saga commit", began, ended, error))
+            self._durations[_COMMIT] = self._durations.get(_COMMIT, 0.0) + seconds
 
     def _find(self, found: Found) -> None:
         record = found.record
@@ -148,14 +148,14 @@ class MessageSpan:
         origin, here = self._origin, trace.get_current_span().get_span_context()
         sent = trace.get_current_span(origin.sent).get_span_context()
         made = here if here.is_valid and not here.is_remote else trace.INVALID_SPAN_CONTEXT  # by a tool, for the task
-        candidates = (self._start, made, sent) if origin.settings.trace == "parent" else (made, sent)
-        parent = next((each for each in candidates if each.is_valid), None)
+        known = [each for each in (self._start, made, sent) if each.is_valid]
+        parent = next((each for each in known if each is not self._start or origin.settings.trace == "parent"), None)
         self._span = self._tracer.start_span(
             origin.name,
             self._below(parent, made),
             SpanKind.INTERNAL if made.is_valid or origin.is_called else SpanKind.CONSUMER,
             origin.attributes,
-            list(_links((self._start, made, sent), parent)),
+            _links(known, parent),
             self._began,
         )
         self._context = trace.set_span_in_context(self._span, self._context)
@@ -179,16 +179,14 @@ class MessageSpan:
             span.end(self._ended if self._origin.is_batched else None)
 
     def _describe(self, span: Span) -> None:
-        for name, began, ended, error in self._operations:
-            child = self._tracer.start_span(name, self._context, start_time=began)
-            _fail(child, error)
-            child.end(ended)
-        for at, reason in self._conflicts:
-            span.add_event("saga.conflict", {"saga.reason": reason}, at)
+        attributes: dict[str, str | int | float] = {**self._durations}
         if self._outcome is not None:
-            span.set_attributes(_attributes_of(self._outcome, has_key=self._origin.settings.trace_keys))
+            attributes |= _attributes_of(self._outcome, has_key=self._origin.settings.trace_keys)
         if self._conflicts:
-            span.set_attribute("saga.conflicts", len(self._conflicts))
+            attributes["saga.conflicts"] = len(self._conflicts)
+            for at, reason in self._conflicts:
+                span.add_event("saga.conflict", {"saga.reason": reason}, at)
+        span.set_attributes(attributes)
         if _is_put_off(self._outcome, self._error):
             cause = self._error and (self._error.__cause__ or self._error.__context__)
             span.add_event("saga.put_off", {"error.type": _name_of(cause)} if cause else None)
@@ -204,12 +202,12 @@ def _read(pending: str) -> SpanContext:
         return trace.INVALID_SPAN_CONTEXT
 
 
-def _links(others: tuple[SpanContext, ...], parent: SpanContext | None) -> Iterator[Link]:
-    seen = {parent.span_id} if parent else set[int]()
-    for each in others:
-        if each.is_valid and each.span_id not in seen:
-            seen.add(each.span_id)
-            yield Link(each)
+def _links(known: Sequence[SpanContext], parent: SpanContext | None) -> list[Link]:
+    """Return a link to each of these spans, but for the parent."""
+    others = {each.span_id: each for each in known}
+    if parent is not None:
+        del others[parent.span_id]
+    return [Link(each) for each in others.values()]
 
 
 def _attributes_of(outcome: Outcome, *, has_key: bool) -> dict[str, str | int]:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from celery import Celery, signals
+from celery import Celery, Task, signals
 from opentelemetry import context as contexts
 from opentelemetry import propagate, trace
 
@@ -61,23 +61,28 @@ class OpenTelemetryTracer:
     def __init__(self, provider: trace.TracerProvider | None = None) -> None:
         self._tracer = trace.get_tracer("celery_sagas", tracer_provider=provider)
         self._systems: WeakKeyDictionary[Celery, str] = WeakKeyDictionary()
+        self._constant: WeakKeyDictionary[Task[..., Any], Mapping[str, str]] = WeakKeyDictionary()  #: attributes
 
     def message(self, task: Any, request: Any, message_id: str, *, is_batched: bool = False) -> MessageSpan:
         """Return the span of a message, which begins later."""
-        step, app = task.saga_step, task.app
-        attributes = {
-            "messaging.system": self._system_of(app),
-            "messaging.operation.name": "process",
-            "messaging.operation.type": "process",
-            "messaging.message.id": message_id,
-            "saga.name": step.saga.name,
-            "saga.step": step.name,
-        }
+        if (constant := self._constant.get(task)) is None:
+            constant = self._constant[task] = self._constant_of(task)
+        attributes = {**constant, "messaging.message.id": message_id}
         is_called = bool(request.called_directly)
         sent = contexts.get_current() if is_called else propagate.extract(texts_of(request, _fields()), contexts.Context())
         waits = is_batched and bool(signals.task_prerun.receivers)
-        about = (runtime_of(app).settings, sent, is_called, waits, is_batched)
-        return MessageSpan(self._tracer, Origin(f"process {step.name}", attributes, *about))
+        about = (runtime_of(task.app).settings, sent, is_called, waits, is_batched)
+        return MessageSpan(self._tracer, Origin(f"process {task.saga_step.name}", attributes, *about))
+
+    def _constant_of(self, task: Any) -> Mapping[str, str]:
+        """Return the attributes that all messages of a step have."""
+        return {
+            "messaging.system": self._system_of(task.app),
+            "messaging.operation.name": "process",
+            "messaging.operation.type": "process",
+            "saga.name": task.saga_step.saga.name,
+            "saga.step": task.saga_step.name,
+        }
 
     def _system_of(self, app: Celery) -> str:
         system = self._systems.get(app)

@@ -60,7 +60,9 @@ def _hot_share(url: str) -> float:
 @contextmanager
 def urls(engine: str, folder: Path) -> Iterator[tuple[str, str]]:
     """Yield the URLs of two databases of one server."""
-    if engine == "sqlite":
+    if engine == "memory":
+        yield "memory://", "memory://"
+    elif engine == "sqlite":
         yield f"sqlite:///{folder}/before.sqlite3", f"sqlite:///{folder}/now.sqlite3"
     elif engine == "redis":
         with redis_servers.running() as server:

@@ -1,4 +1,4 @@
-"""What it costs a step that its spans are made, though nobody gets them; and what it costs that they might be."""
+"""What it costs a step that its span is made, though nobody gets it; and what it costs that it might be."""
 
 import statistics
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from tests.benchmarks.living import block, living
 #: Lives in a row, and how often each process lives them, in turn; the first time warms up.
 LIVES, BLOCKS = 100, 60
 ON, OFF = 1.08, 1.005
-ENGINES = ("sqlite", "postgresql", "mariadb", "redis")
+ENGINES = ("memory", "sqlite", "postgresql", "mariadb", "redis")
 
 Start: TypeAlias = Callable[[str], AbstractContextManager["Popen[str]"]]
 
@@ -25,7 +25,7 @@ Start: TypeAlias = Callable[[str], AbstractContextManager["Popen[str]"]]
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_step_that_is_traced(report: Report, tmp_path: Path, engine: str) -> None:
     off, on = partial(living, NOW), partial(living, NOW, is_traced=True)
-    _compare(report, f"step with spans against none, {engine}", tmp_path, engine, off, on, ON)
+    _compare(report, f"step with a span against none, {engine}", tmp_path, engine, off, on, ON)
 
 
 @pytest.mark.skipif(not BEFORE, reason="CELERY_SAGAS_TEST_BEFORE names no checkout")
@@ -33,7 +33,7 @@ def test_a_step_that_is_traced(report: Report, tmp_path: Path, engine: str) -> N
 def test_a_step_that_is_not_traced(report: Report, tmp_path: Path, engine: str) -> None:
     """Against one of a version that knows of no traces."""
     before, now = partial(living, BEFORE), partial(living, NOW)
-    _compare(report, f"step without spans against before, {engine}", tmp_path, engine, before, now, OFF)
+    _compare(report, f"step without a span against before, {engine}", tmp_path, engine, before, now, OFF)
 
 
 def _compare(report: Report, what: str, folder: Path, engine: str, start: Start, other: Start, target: float) -> None:

@@ -53,7 +53,7 @@ def test_processes_that_end_export_their_spans(deploy: Deploy, collector: Collec
     assert len({span.attributes["saga.instance.id"] for span in spans}) == len(spans) == 10
     processes = {span.resource["service.instance.id"] for span in spans}
     assert len(processes) == 10 if batch == 1 else len(processes) >= 1
-    assert len(collector.named("saga find")) == len(collector.named("saga commit")) == 10
+    assert all(span.attributes["saga.find.duration"] > 0 and span.attributes["saga.commit.duration"] > 0 for span in spans)
 
 
 @pytest.mark.parametrize(("mode", "has_celerys"), WAYS)

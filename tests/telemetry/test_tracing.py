@@ -25,6 +25,11 @@ from tests.apps import NewApp, Worker, as_tasks, backend_of, interposed
 from tests.telemetry.conftest import Spans
 from tests.waiting import wait_until
 
+#: How long its operations took.
+DURATIONS = ("saga.find.duration", "saga.commit.duration")
+#: By how much two clocks of a machine may differ within a step.
+CLOCKS_S = 0.001
+
 
 @pytest.fixture
 def order(app: Celery) -> Any:
@@ -75,6 +80,10 @@ def of_id(id: int, spans: Spans) -> ReadableSpan | None:
     return next((each for each in spans.all() if each.context.span_id == id), None)
 
 
+def durations_of(span: ReadableSpan) -> dict[str, Any]:
+    return {name: value for name, value in (span.attributes or {}).items() if name in DURATIONS}
+
+
 def linked(span: ReadableSpan, spans: Spans) -> list[str]:
     """Return the names of the spans to which a span links."""
     return sorted(found.name for link in span.links if (found := of_id(link.context.span_id, spans)))
@@ -92,7 +101,7 @@ class TestSpan:
         assert span.parent is None
         assert span.status.status_code is StatusCode.UNSET
         (instance,) = order.all()
-        assert dict(span.attributes or {}) == {
+        assert {name: value for name, value in (span.attributes or {}).items() if name not in DURATIONS} == {
             "messaging.system": "memory",
             "messaging.operation.name": "process",
             "messaging.operation.type": "process",
@@ -104,14 +113,18 @@ class TestSpan:
             "saga.instance.version": 1,
             "saga.outcome": "started",
         }
-        assert all(name_of(spans.one(child), spans) == "process order.place" for child in ("saga find", "saga commit"))
+        assert len(spans.all()) == 1
 
-    def test_children_are_within_it(self, app: Celery, order: Any, worker: Worker, spans: Spans) -> None:
+    def test_its_operations_took_a_part_of_its_time(self, app: Celery, order: Any, worker: Worker, spans: Spans) -> None:
         app.tasks["order.place"].delay(order_id="7")
         worker.one()
-        span, find, commit = (spans.one(name) for name in ("process order.place", "saga find", "saga commit"))
-        times = [span.start_time, find.start_time, find.end_time, commit.start_time, commit.end_time, span.end_time]
-        assert times == sorted(times)
+        span = spans.one("process order.place")
+        durations = durations_of(span)
+        assert list(durations) == list(DURATIONS)
+        assert all(seconds > 0 for seconds in durations.values())
+        assert span.start_time is not None
+        assert span.end_time is not None
+        assert sum(durations.values()) <= (span.end_time - span.start_time) / 1e9 + CLOCKS_S
 
     def test_it_belongs_to_who_has_published(self, app: Celery, order: Any, worker: Worker, spans: Spans) -> None:
         with spans.tracer.start_as_current_span("web request"):
@@ -177,10 +190,8 @@ class TestBatch:
         found = spans.named("process order.place")
         assert [(span.attributes or {})["messaging.message.id"] for span in found] == ["m0", "m1", "m2"]
         assert len({(span.attributes or {})["saga.instance.id"] for span in found}) == 3
-        for name in ("saga find", "saga commit"):
-            children = spans.named(name)
-            assert len({child.parent.span_id for child in children if child.parent}) == 3
-            assert len({(child.start_time, child.end_time) for child in children}) == 1, "they are performed at once"
+        for name in DURATIONS:
+            assert len({durations_of(span)[name] for span in found}) == 1, "they are performed at once"
 
     def test_one_that_fails_is_left(self, app: Celery, order: Any, spans: Spans) -> None:
         handle_together([described("order.place", 1)])
@@ -219,6 +230,7 @@ class TestFailure:
         worker.one()
         span = spans.one("process order.place")
         assert (span.attributes or {})["error.type"] == "celery_sagas.errors.InvalidMessage"
+        assert durations_of(span) == {}
         assert span.kind is SpanKind.CONSUMER
 
     @as_tasks
@@ -251,11 +263,6 @@ class TestFailure:
         assert [(event.name, dict(event.attributes or {})) for event in span.events] == [
             ("saga.conflict", {"saga.reason": "version"})
         ] * 2
-        commits = [each for each in spans.named("saga commit") if each.parent and each.parent.span_id == span.context.span_id]
-        assert [(each.attributes or {}).get("error.type") for each in commits] == [
-            *["celery_sagas.errors.RevisionConflict"] * 2,
-            None,
-        ]
         assert span.status.status_code is StatusCode.UNSET
 
 
