@@ -63,13 +63,14 @@ class Question:
             return None
         if self.lookup.property == KEY and entry.key != self.lookup.value:
             self._refuse_id()
-        if entry.outcome == Kind.FAILED:
-            raise self._failure(backend, entry)
-        return self._answer(entry, from_json(entry.detail))
-
-    def _answer(self, entry: Entry, detail: Mapping[str, Any]) -> Answer:
+        detail = from_json(entry.detail)
         if detail.get(QUESTION, self.digest) != self.digest:
             self._refuse_id()
+        if entry.outcome == Kind.FAILED:
+            raise self._failure(backend, detail)
+        return self._answer(entry, detail)
+
+    def _answer(self, entry: Entry, detail: Mapping[str, Any]) -> Answer:
         if entry.outcome in (Kind.IGNORED, Kind.MISSING):
             raise self._in_vain(entry, detail)
         if RESULT not in detail:
@@ -81,8 +82,7 @@ class Question:
         problem = f"another message was sent under {self.message_id!r}, to this step: each question needs an id of its own"
         raise InvalidMessage(self.step.name, [("id", problem)])
 
-    def _failure(self, backend: Backend, entry: Entry) -> StepFailed:
-        detail = from_json(entry.detail)
+    def _failure(self, backend: Backend, detail: Mapping[str, Any]) -> StepFailed:
         letter = backend.dead.get(detail["dead_letter"])
         return StepFailed(self.step.name, detail["error"], letter.text if letter else "", detail["dead_letter"])
 

@@ -244,6 +244,15 @@ class TestTheSameId:
         assert second.value.args == first.value.args
         assert shop.runs == ["none"] * (2 if shop.worker.is_batching else 1)  # a batch leaves what fails to its task
 
+    @pytest.mark.parametrize("other", [("c1", "pen"), ("c2", "none")])
+    def test_failure_of_other_arguments_is_not_told(self, shop: Shop, ask: Callable[..., Any], other: tuple[str, str]) -> None:
+        shop.begin("c2")
+        with pytest.raises(StepFailed):
+            ask(shop.add_item.si("c1", "none"), timeout=5, id="k1")
+
+        with pytest.raises(InvalidMessage, match="another message was sent under 'k1'"):
+            ask(shop.add_item.si(*other), timeout=0, id="k1")
+
     def test_message_that_was_not_asked(self, shop: Shop, ask: Callable[..., Any]) -> None:
         shop.add_item.apply_async(("c1", "book"), headers={"saga_message_id": "k1"})
         shop.worker.run()

@@ -14,6 +14,7 @@ from celery_sagas.core.requests.requests import Addressed
 from celery_sagas.core.step import StepDefinition
 from celery_sagas.engine.instance import lookup_in
 from celery_sagas.engine.outcomes import Kind
+from celery_sagas.engine.results import QUESTION
 from celery_sagas.engine.unit_of_work import correlate
 from celery_sagas.errors import AlreadyHandled, Retry, StoreError
 from celery_sagas.stores.ports import Backend
@@ -68,7 +69,13 @@ def locate(
 
 
 def keep_dead_letter(
-    backend: Backend, step: StepDefinition, dead_letter: DeadLetter, lookup: Lookup | None, named: str = ""
+    backend: Backend,
+    step: StepDefinition,
+    dead_letter: DeadLetter,
+    lookup: Lookup | None,
+    *,
+    named: str = "",
+    question: str = "",
 ) -> DeadLetter | None:
     """Store a dead letter, and note in the journal that its message failed: a redelivery of the message does nothing.
 
@@ -84,6 +91,7 @@ def keep_dead_letter(
         dead_letter: The dead letter.
         lookup: The message's lookup; ``None`` if it names no instance.
         named: The name of the step in the message, if that is a former one: old code looks under it.
+        question: What stands for the arguments of the message, if somebody awaits its result.
 
     Returns:
         The dead letter, or ``None`` if the message was handled or dead-lettered before.
@@ -101,11 +109,19 @@ def keep_dead_letter(
         return None
     dead_letter = dead_letter._replace(key=_key_of(lookup, found))
     add_dead_letter(backend, dead_letter)
-    return dead_letter if found is None or close(backend, step, dead_letter, lookup, found, named) else None
+    is_failed = found is None or close(backend, step, dead_letter, lookup, found, named=named, question=question)
+    return dead_letter if is_failed else None
 
 
 def close(
-    backend: Backend, step: StepDefinition, dead_letter: DeadLetter, lookup: Lookup, found: Found | None = None, named: str = ""
+    backend: Backend,
+    step: StepDefinition,
+    dead_letter: DeadLetter,
+    lookup: Lookup,
+    found: Found | None = None,
+    *,
+    named: str = "",
+    question: str = "",
 ) -> bool:
     """Note in the journal that the message of a dead letter failed, unless the entry exists or cannot be located.
 
@@ -115,7 +131,7 @@ def close(
     found = found or _find(backend, step, dead_letter, lookup)
     if found is not None and found.handled is None:
         try:
-            backend.sagas.record(Effects(_entry(step, dead_letter, found, named)))
+            backend.sagas.record(Effects(_entry(step, dead_letter, found, named, question)))
         except AlreadyHandled:
             found = _find(backend, step, dead_letter, lookup)
     if found is None or found.handled is None or found.handled.outcome == Kind.FAILED:
@@ -156,7 +172,8 @@ def _key_of(lookup: Lookup, found: Found | None) -> str:
     return lookup.value if lookup.property == KEY else ""
 
 
-def _entry(step: StepDefinition, dead_letter: DeadLetter, found: Found, named: str) -> Entry:
+def _entry(step: StepDefinition, dead_letter: DeadLetter, found: Found, named: str, question: str) -> Entry:
+    asked = {QUESTION: question} if question else {}
     return Entry(
         step=named or step.name,
         message_id=dead_letter.message_id,
@@ -166,7 +183,7 @@ def _entry(step: StepDefinition, dead_letter: DeadLetter, found: Found, named: s
         key=dead_letter.key,
         instance_id=found.record.id if found.record else "",
         version=found.record.version if found.record else 0,
-        detail=to_json({"error": dead_letter.error, "dead_letter": dead_letter.id}).decode(),
+        detail=to_json({"error": dead_letter.error, "dead_letter": dead_letter.id, **asked}).decode(),
     )
 
 

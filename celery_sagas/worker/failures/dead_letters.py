@@ -31,6 +31,7 @@ from celery_sagas.worker.headers import (
     count_of,
     headers_of,
     read_address,
+    read_question,
 )
 from celery_sagas.worker.runtime import Runtime
 from celery_sagas.worker.serialization import deserialized
@@ -89,7 +90,8 @@ def keep_as_dead_letter(task: Any, request: Any, backends: Backends, error: Exce
         add_dead_letter(backend, dead_letter)
     else:
         is_known = dead_letter.message_id == message_id  # else no journal records it: the cut id may be another message's
-        kept = keep_dead_letter(backend, step, dead_letter, lookup_of(step, request) if is_known else None, task.name)
+        lookup = lookup_of(step, request) if is_known else None
+        kept = keep_dead_letter(backend, step, dead_letter, lookup, named=task.name, question=read_question(request))
     if kept is not None:
         announce(task, kept, error)
         notify_requester(task.app, request, error, dead_letter=kept.id)
