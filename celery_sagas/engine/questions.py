@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from pydantic_core import from_json
 
+from celery_sagas.core.encoding import PROBLEM, REMEDY, UndecodedError, check_decoded
 from celery_sagas.core.history import canonical
 from celery_sagas.core.step import StepDefinition
 from celery_sagas.engine.dead_letters.dead_lettering import locate
@@ -22,6 +23,7 @@ from celery_sagas.errors import (
     SagaAlreadyExists,
     SagaNotFound,
     StepFailed,
+    UnreadableState,
     WrongStatus,
 )
 from celery_sagas.stores.ports import Backend
@@ -56,6 +58,7 @@ class Question:
             WrongStatus: It was ignored, as the instance was in another status.
             AnswerNotKept: It was handled, and what its step has returned is not kept, or cannot be read.
             InvalidMessage: Another message had its id.
+            UnreadableState: This process cannot decode what the journal keeps.
             StoreError: The store is unavailable.
         """
         entry = backend.sagas.find(self.lookup, Handling(self.step.names, self.message_id)).handled
@@ -63,12 +66,20 @@ class Question:
             return None
         if self.lookup.property == KEY and entry.key != self.lookup.value:
             self._refuse_id()
-        detail = from_json(entry.detail)
+        detail = self._detail(entry)
         if detail.get(QUESTION, self.digest) != self.digest:
             self._refuse_id()
         if entry.outcome == Kind.FAILED:
             raise self._failure(backend, detail)
         return self._answer(entry, detail)
+
+    def _detail(self, entry: Entry) -> Mapping[str, Any]:
+        try:
+            check_decoded(entry.detail)
+        except UndecodedError as exc:
+            raise UnreadableState(self.step.saga.name, entry.key, PROBLEM, REMEDY) from exc
+        detail: Mapping[str, Any] = from_json(entry.detail)
+        return detail
 
     def _answer(self, entry: Entry, detail: Mapping[str, Any]) -> Answer:
         if entry.outcome in (Kind.IGNORED, Kind.MISSING):

@@ -56,6 +56,7 @@ def ask(signature: "StepSignature[R]", *, timeout: Delay, id: str | None = None)
         MisuseError: It was called inside a task.
         TypeError: It is no signature of a step, or ``timeout`` is of another type.
         ValueError: ``timeout`` is negative.
+        UnreadableState: This process cannot decode the answer, as its ``saga_codec`` lacks the key.
         StoreError: The store is unavailable.
     """
     app = current_app()

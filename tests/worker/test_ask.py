@@ -5,7 +5,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from decimal import Decimal
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ from celery_sagas.errors import (
     SagaAlreadyExists,
     SagaNotFound,
     StepFailed,
+    UnreadableState,
     WaitTimeout,
     WrongStatus,
 )
@@ -36,6 +37,7 @@ from celery_sagas.worker.headers import ASKED
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp, Worker, as_tasks, backend_of
 from tests.every_store import *  # noqa: F403 - fixtures
+from tests.stores.encoded import reversing
 
 
 class Total(Message):
@@ -333,6 +335,22 @@ class TestOutcomes:
         monkeypatch.setattr(runtime_of(shop.app).publisher, "publish_signature", refuse)
         with pytest.raises(PublishError):
             ask(shop.add_item.si("c1", "book"), timeout=5)
+
+
+@pytest.mark.parametrize("sku", ["book", "none"])
+def test_answer_that_this_process_cannot_decode(app: Celery, worker: Worker, monkeypatch: pytest.MonkeyPatch, sku: str) -> None:
+    app.conf.saga_codec = "tests.stores.encoded.reversing:codec"
+    shop = Shop(app, worker)
+    shop.begin("c1")
+    with suppress(StepFailed):
+        celery_sagas.ask(shop.add_item.si("c1", sku), timeout=5, id="k1")
+
+    def refuse(text: str, about: str) -> str:
+        raise ValueError("no key")
+
+    monkeypatch.setattr(reversing.codec, "decode", refuse)
+    with pytest.raises(UnreadableState, match="cart 'c1' cannot be read: it cannot be decoded by saga_codec"):
+        celery_sagas.ask(shop.add_item.si("c1", sku), timeout=0, id="k1")
 
 
 class TestWhatIsNotKept:
