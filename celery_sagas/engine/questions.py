@@ -9,13 +9,13 @@ from typing import Any, Final, NamedTuple, NoReturn
 from pydantic_core import from_json
 
 from celery_sagas.core.encoding import PROBLEM, REMEDY, UndecodedError, check_decoded
-from celery_sagas.core.history import canonical
+from celery_sagas.core.history import canonical, ordered
 from celery_sagas.core.step import StepDefinition
-from celery_sagas.engine.dead_letters.dead_lettering import locate
-from celery_sagas.engine.instance import shown_property
+from celery_sagas.engine.instance import lookup_in, shown_property
 from celery_sagas.engine.outcomes import Kind
 from celery_sagas.engine.polling import Polling, poll
 from celery_sagas.engine.results import NOT_KEPT, QUESTION, RESULT, STATUS
+from celery_sagas.engine.unit_of_work import correlate
 from celery_sagas.errors import (
     AnswerNotKept,
     AskTimeout,
@@ -124,8 +124,15 @@ def question_of(step: StepDefinition, bound: Mapping[str, Any], message_id: str)
         MessageError: They do not fit, or name no instance.
         DefinitionError: There is no JSON for what the step returns.
     """
-    lookup, _ = locate(step, bound, {}), step.results
-    return Question(step, lookup, message_id, hashlib.sha256(canonical(bound).encode()).hexdigest()[:_DIGEST])
+    (address, arguments), _ = correlate(step, bound, {}), step.results
+    lookup = lookup_in(step.saga, address.property, address.text)
+    return Question(step, lookup, message_id, _digest_of(bound, arguments))
+
+
+def _digest_of(bound: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
+    """Return a digest of arguments as they are sent, the same in each process: a set is sent in the order that it has in one."""
+    asked = {name: ordered(arguments[name], value) for name, value in bound.items()}
+    return hashlib.sha256(canonical(asked).encode()).hexdigest()[:_DIGEST]
 
 
 def asking(

@@ -47,6 +47,12 @@ class Total(Message):
     sum: Decimal
 
 
+class Label(Message):
+    """What a cart is found by in the warehouse."""
+
+    tags: frozenset[int]
+
+
 class Shop:
     """Carts, whose worker handles what waits in its queue whenever somebody waits for it."""
 
@@ -237,6 +243,20 @@ class TestTheSameId:
             ask(shop.add_item.si(*other), timeout=0, id="k1")
         assert not isinstance(caught.value, AnswerNotKept)
         assert shop.runs == ["book"]
+
+    def test_sets_are_the_same_in_any_order(self, shop: Shop, ask: Callable[..., Any]) -> None:
+        """Each process has another order of texts."""
+
+        @shop.Cart.handles
+        def tag(cart: Any, cart_id: str, tags: set[int], label: Label) -> int:
+            return cart.saga.version
+
+        one, other = {8, 0}, {0, 8}
+        assert list(one) != list(other)
+        first = ask(tag.si("c1", one, Label(tags=frozenset(one))), timeout=5, id="k1")
+        assert ask(tag.si("c1", other, Label(tags=frozenset([0, 8]))), timeout=0, id="k1") == first
+        with pytest.raises(InvalidMessage, match="another message"):
+            ask(tag.si("c1", {8, 1}, Label(tags=frozenset(one))), timeout=0, id="k1")
 
     def test_failure_is_the_same_too(self, shop: Shop, ask: Callable[..., Any]) -> None:
         with pytest.raises(StepFailed) as first:
