@@ -84,6 +84,8 @@ def _looked_at(
         return [*_problems_of(exc), *unknown], False
     except InvalidState as exc:
         return [*(Problem(path, text) for path, text in exc.problems), *unknown], False
+    except Exception as exc:  # whatever upgrade() or a validator raises: the other instances are looked at, too
+        return [Problem("", f"loading it raised {type(exc).__name__}"), *unknown], False
     return unknown, not form.is_that_of(record, pending)
 
 

@@ -116,6 +116,22 @@ def test_those_that_would_fail_are_named_without_values(app: Celery, worker: Wor
     assert SECRET not in result.output
 
 
+def test_any_error_of_upgrade_is_a_problem_of_one_instance(app: Celery, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin(app, worker)
+
+    def refuse(data: dict[str, Any], schema_version: int) -> dict[str, Any]:
+        if data["order_id"] == "1":
+            raise OSError(SECRET)
+        return data
+
+    monkeypatch.setattr(define(2), "upgrade", refuse)
+    result = run(app, "check", "order")
+    assert result.exit_code == 1
+    assert "order 1: loading it raised OSError\n" in result.output
+    assert result.output.endswith("order: 3 checked, 1 would fail, 2 of an older form.\n")
+    assert SECRET not in result.output
+
+
 def test_json(app: Celery, worker: Worker) -> None:
     begin(app, worker, 2)
     damage(app, "1", '{"order_id": "1", "city": 7}')
