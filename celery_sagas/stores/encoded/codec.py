@@ -13,6 +13,8 @@ _METHODS: Final = "Give it encode(text, about) and decode(text, about), as celer
 _PATH: Final = "Write it as package.module:object, and install the package, or put it on PYTHONPATH"
 #: What a new codec has to give back.
 _TRIED: Final = '{"tried": "é"}'
+#: What no codec has encoded.
+_FOREIGN: Final = "tried"
 
 
 @runtime_checkable
@@ -111,3 +113,15 @@ def _try(codec: Codec, subject: str) -> None:
     if not is_same:
         problem = "does not decode what it has encoded" if is_text else "encodes to no text"
         raise ConfigurationError(f"{subject} {problem}", _METHODS)
+    _try_foreign(codec, subject, about)
+
+
+def _try_foreign(codec: Codec, subject: str, about: str) -> None:
+    """Refuse a codec whose error for a text that cannot be decoded looks like an outage: one row would hold up all others."""
+    try:
+        codec.decode(_FOREIGN, about)
+    except BUGS:
+        return
+    except Exception as exc:
+        problem = f"{subject} raises {type(exc).__name__} for a text that it has not encoded"
+        raise ConfigurationError(problem, "Have its decode raise ValueError for each text that it cannot decode") from None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.fernet import InvalidToken
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 
@@ -239,8 +240,18 @@ class Refusing(ReversingCodec):
         raise ValueError("the key is hunter2")
 
 
+class Unwrapped(ReversingCodec):
+    """Raises its library's own error for a text that it has not encoded."""
+
+    def decode(self, text: str, about: str) -> str:
+        try:
+            return super().decode(text, about)
+        except ValueError as exc:
+            raise InvalidToken from exc
+
+
 broken: Codec = Bytes()
-losing, forgetful, refusing = Losing(), Forgetful(), Refusing()
+losing, forgetful, refusing, unwrapped = Losing(), Forgetful(), Refusing(), Unwrapped()
 
 
 @pytest.mark.parametrize(
@@ -254,6 +265,7 @@ losing, forgetful, refusing = Losing(), Forgetful(), Refusing()
         (f"{__name__}:losing", "does not decode what it has encoded. Give it encode"),
         (f"{__name__}:forgetful", "fails: ValueError. Give it encode"),
         (f"{__name__}:refusing", "fails: ValueError. Give it encode"),
+        (f"{__name__}:unwrapped", "raises InvalidToken for a text that it has not encoded. Have its decode raise ValueError"),
     ],
 )
 def test_codec_that_is_none_is_refused(path: str, problem: str) -> None:
