@@ -4,7 +4,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from hmac import compare_digest
-from ipaddress import IPv4Network, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from threading import Lock
 from typing import Final
 
@@ -87,7 +87,13 @@ def named_by_proxy(header: str, networks: Sequence[IPv4Network | IPv6Network], g
         names = request.headers.getlist(header)
         if request.client is None or len(names) != 1 or not names[0].strip():
             return None
-        address = ip_address(request.client.host)
+        address = _address_of(request.client.host)
         return grant(names[0].strip()[:200]) if any(address in network for network in networks) else None
 
     return access
+
+
+def _address_of(host: str) -> IPv4Address | IPv6Address:
+    """Return the address of a client: a socket for IPv6 that takes IPv4, too, has ``::ffff:10.1.2.3`` for ``10.1.2.3``."""
+    address = ip_address(host)
+    return getattr(address, "ipv4_mapped", None) or address

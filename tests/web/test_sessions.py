@@ -83,6 +83,10 @@ class TestBehindProxy:
         assert self.get(site, "10.1.2.3", {"X-User": "ann"}) == 200
         assert self.get(site, "fd00::1", {"X-User": "ann"}) == 200
 
+    def test_a_proxy_is_known_on_a_socket_for_ipv6_too(self, site: Any) -> None:
+        assert self.get(site, "::ffff:10.1.2.3", {"X-User": "ann"}) == 200
+        assert self.get(site, "::ffff:10.2.2.3", {"X-User": "ann"}) == 403
+
     def test_nobody_else_does(self, site: Any) -> None:
         assert self.get(site, "10.2.2.3", {"X-User": "ann"}) == 403
         assert self.get(site, "10.1.2.3", {}) == 403
