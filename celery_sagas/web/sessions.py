@@ -46,6 +46,8 @@ class Sessions:
 
     async def enter(self, request: Request) -> Response:
         """Begin a session with the token of a link."""
+        if request.method != "GET":  # Starlette has HEAD with GET: what only checks a link must not use it up
+            return PlainTextResponse("", 405, headers={"Allow": "GET"})
         with self._lock:
             now = time.monotonic()
             self._wrong = [at for at in self._wrong if now - at < _IN_S]

@@ -42,6 +42,13 @@ def test_a_link_lets_one_browser_in(site: Any, links: list[str]) -> None:
     assert other.get(links[1]).status_code == 200
 
 
+def test_a_link_that_is_only_looked_at_is_still_good(site: Any, links: list[str]) -> None:
+    client = TestClient(site, base_url=LOCAL)
+    looked = client.head(links[0], follow_redirects=False)
+    assert (looked.status_code, looked.headers.get("set-cookie")) == (405, None)
+    assert client.get(links[0]).status_code == 200
+
+
 def test_wrong_tokens_are_looked_at_five_times_in_a_minute(site: Any, links: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     client, now = TestClient(site, base_url=LOCAL), [1_000.0]
     monkeypatch.setattr("celery_sagas.web.sessions.time.monotonic", lambda: now[0])
