@@ -113,6 +113,7 @@ class _Site:
         self._templates = environment()
         self._has_said = False
         self._threads = CapacityLimiter(_THREADS)
+        self._probes = CapacityLimiter(1)  # of their own: pages may wait for a store
 
     async def show(self, page: PageOf, request: Request) -> Response:
         """Answer with a page."""
@@ -141,7 +142,8 @@ class _Site:
 
     async def ready(self, request: Request) -> Response:
         """Answer whether the stores answer."""
-        is_ready = await self._in_thread(self._cache.get, "ready", _PINGED_S, self._ping)
+        ping = partial(self._cache.get, "ready", _PINGED_S, self._ping)
+        is_ready = await to_thread.run_sync(ping, limiter=self._probes)
         return PlainTextResponse("ready\n" if is_ready else "a store is away\n", 200 if is_ready else 503)
 
     async def _in_thread(self, function: Callable[..., T], *args: Any) -> T:

@@ -40,8 +40,12 @@ class Guard:
             await self._app(scope, receive, send)
             return
 
+        has_begun = False
+
         async def guarded(message: Message) -> None:
+            nonlocal has_begun
             if message["type"] == "http.response.start":
+                has_begun = True
                 headers = MutableHeaders(scope=message)
                 headers.setdefault("Cache-Control", "no-store")
                 for name, value in HEADERS.items():
@@ -50,7 +54,12 @@ class Guard:
 
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         if path in PROBES or self._knows(Headers(scope=scope).get("host", "")):
-            await self._app(scope, receive, guarded)
+            try:
+                await self._app(scope, receive, guarded)
+            except Exception:  # the server logs it; without this, it would answer without the headers
+                if not has_begun:
+                    await PlainTextResponse("500: the log says what went wrong\n", 500)(scope, receive, guarded)
+                raise
             return
         said = "400: this host is not one of asgi(…, hosts=[…])\n"
         await PlainTextResponse(said, 400)(scope, receive, guarded)

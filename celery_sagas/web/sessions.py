@@ -48,6 +48,8 @@ class Sessions:
         """Begin a session with the token of a link."""
         if request.method != "GET":  # Starlette has HEAD with GET: what only checks a link must not use it up
             return PlainTextResponse("", 405, headers={"Allow": "GET"})
+        if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):  # whose wrong tokens would keep others out
+            return PlainTextResponse("Another site has opened this link: open it yourself.\n", 403)
         with self._lock:
             now = time.monotonic()
             self._wrong = [at for at in self._wrong if now - at < _IN_S]
@@ -89,7 +91,10 @@ def named_by_proxy(header: str, networks: Sequence[IPv4Network | IPv6Network], g
         names = request.headers.getlist(header)
         if request.client is None or len(names) != 1 or not names[0].strip():
             return None
-        address = _address_of(request.client.host)
+        try:
+            address = _address_of(request.client.host)
+        except ValueError:  # a socket of Unix has none
+            return None
         return grant(names[0].strip()[:200]) if any(address in network for network in networks) else None
 
     return access

@@ -54,6 +54,20 @@ def test_access_is_nothing_else(shop: Celery) -> None:
         client.get("/")
 
 
+def test_an_error_of_access_is_answered_like_everything(shop: Celery) -> None:
+    """With the headers that each answer has, and without the text of the error."""
+
+    def access(request: Request) -> Access:
+        raise KeyError("s3cret")
+
+    client = TestClient(asgi(shop, access=access, hosts=["testserver"]), base_url=HOST, raise_server_exceptions=False)
+    answer = client.get("/")
+    assert answer.status_code == 500
+    assert "s3cret" not in answer.text
+    assert answer.headers["content-security-policy"].startswith("default-src 'none'")
+    assert answer.headers["cache-control"] == "no-store"
+
+
 @pytest.mark.parametrize("level", ["admin", "", None])
 def test_there_is_no_such_level(level: str) -> None:
     with pytest.raises(ValueError, match="no level of access"):

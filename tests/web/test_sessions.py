@@ -49,6 +49,13 @@ def test_a_link_that_is_only_looked_at_is_still_good(site: Any, links: list[str]
     assert client.get(links[0]).status_code == 200
 
 
+def test_other_sites_use_up_neither_the_link_nor_the_wrong_tokens(site: Any, links: list[str]) -> None:
+    client, elsewhere = TestClient(site, base_url=LOCAL), {"sec-fetch-site": "cross-site"}
+    assert {client.get(f"/login?token={n}", headers=elsewhere).status_code for n in range(9)} == {403}
+    assert client.get(links[0], headers=elsewhere).status_code == 403
+    assert client.get(links[0], headers={"sec-fetch-site": "none"}, follow_redirects=False).status_code == 303
+
+
 def test_wrong_tokens_are_looked_at_five_times_in_a_minute(site: Any, links: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     client, now = TestClient(site, base_url=LOCAL), [1_000.0]
     monkeypatch.setattr("celery_sagas.web.sessions.time.monotonic", lambda: now[0])
