@@ -15,6 +15,11 @@ from readme_renderer import markdown
 
 ROOT = Path(__file__).resolve().parents[2]
 DIST = Path(os.environ["CELERY_SAGAS_TEST_DIST"])
+#: Modules that are used without the package, and what they are in the wheel.
+ALONE = {
+    "celery_sagas/testing/pytest_plugin.py": "_celery_sagas_pytest.py",
+    "celery_sagas/telemetry/probe.py": "_celery_sagas_probe.py",
+}
 #: What a user has first: the package, its command in Celery's, and the pytest plugin, which needs pytest alone.
 FIRST_STEPS = [
     "-c 'import celery_sagas'",
@@ -62,10 +67,10 @@ def run(command: str, folder: Path) -> str:
 
 
 def test_wheel_has_every_file_of_the_package(wheel: Path):
-    """Whatever its kind: the marker of types, the scripts, and what is shown to people. One of them is a module of its own."""
+    """Whatever its kind: the marker of types, the scripts, and what is shown to people. Some are modules of their own."""
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    expected = {f"celery_sagas/{name}" for name in files(ROOT / "celery_sagas")} - {"celery_sagas/testing/pytest_plugin.py"}
-    assert packed == expected | {"_celery_sagas_pytest.py"}
+    expected = {f"celery_sagas/{name}" for name in files(ROOT / "celery_sagas")}
+    assert packed == {ALONE.get(name, name) for name in expected}
 
 
 def test_sdist_has_every_file_that_git_has(unpacked: Path):

@@ -67,6 +67,7 @@ READERS: dict[Callable[[Any], Any], type | tuple[type, ...]] = {
     headers.read_return_address_of: (ReturnAddress, type(None)),
     headers.read_message_id: str,
     headers.read_publication: str,
+    headers.read_question: str,
     headers.read_retry_of: str,
     headers.is_answer: bool,
     headers.read_redeliveries: int,
