@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from celery_sagas.telemetry import heartbeat, probe
+import _celery_sagas_probe as probe  # in the wheel it is not in the package
+
+from celery_sagas.telemetry import heartbeat
 from tests.integration.conftest import Deploy
 from tests.integration.proxy import Proxy
 from tests.waiting import wait_until

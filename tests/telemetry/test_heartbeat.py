@@ -9,13 +9,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import _celery_sagas_probe as probe  # in the wheel it is not in the package
 import pytest
 from celery import Celery
 
 from celery_sagas.engine.sweeps import Sweep, Tally
 from celery_sagas.errors import ConfigurationError
 from celery_sagas.settings import Settings
-from celery_sagas.telemetry import heartbeat, probe
+from celery_sagas.telemetry import heartbeat
 from celery_sagas.telemetry.heartbeat import Heartbeat, is_busy_in
 
 
