@@ -3,7 +3,7 @@
 import atexit
 import logging
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from celery import Celery, bootsteps, signals
@@ -12,8 +12,10 @@ from celery_sagas.errors import ConfigurationError
 from celery_sagas.settings import Settings, read_settings
 from celery_sagas.telemetry.heartbeat import BEAT_S, Heartbeat, is_busy_in
 from celery_sagas.telemetry.multiprocess import Folder
-from celery_sagas.telemetry.serving import MetricsServer
 from celery_sagas.worker.process.bootsteps import PrepareBackend, processes_of
+
+if TYPE_CHECKING:
+    from celery_sagas.telemetry.serving import MetricsServer
 
 logger = logging.getLogger("celery_sagas")
 
@@ -56,9 +58,10 @@ class ServeMetrics(bootsteps.StartStopStep):
         except ImportError as exc:
             problem = f"saga_metrics is set, and prometheus_client cannot be imported ({exc})"
             raise ConfigurationError(problem, 'Run pip install "celery-sagas[prometheus]"') from exc
+        serving: Any = import_module("celery_sagas.telemetry.serving")  # which a process that only sends does without
         counters.count()
         beside = self._folder.fold if self._folder else lambda: None
-        self._server = MetricsServer(read_settings(worker.app.conf).metrics or "", counters.exposed(self._folder), beside)
+        self._server = serving.MetricsServer(read_settings(worker.app.conf).metrics or "", counters.exposed(self._folder), beside)
 
     def start(self, worker: Any) -> None:
         """Serve the metrics. A port that is taken stops no worker: it may be that of the one before, which ends.
