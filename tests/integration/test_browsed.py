@@ -51,7 +51,7 @@ def test_an_order_is_found_and_mended(deployment: Deployment, link: str, browser
     browser.write("field", "customer")
     browser.write("value", "ann")
     browser.follow("Show")
-    assert "41" not in browser.driver.find_element(By.TAG_NAME, "table").text
+    assert browser.driver.find_elements(By.LINK_TEXT, "41") == []
     browser.follow("42")
     assert "failing" in browser.text
     assert "A message to order.pack failed" in browser.text
