@@ -29,9 +29,8 @@ def served(new_app: NewApp, tmp_path: Any) -> Celery:
 
 
 @pytest.fixture(autouse=True)
-def logging_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The command sets the process's logging up, which is the tests' here."""
-    monkeypatch.setattr("celery.app.log.Logging.setup", lambda *_, **__: None)
+def signals_as_they_were() -> Iterator[None]:
+    """The command leaves no handler of its own behind."""
     handlers = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
     yield
     assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == handlers
