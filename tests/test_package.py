@@ -19,6 +19,7 @@ from tests.benchmarks.mutations import MUTATIONS, Mutation
 #: By what is declared: what is imported under another name, or comes with it as a part of its interface.
 COMES_WITH = {
     "celery": {"billiard", "click"},
+    "django": {"asgiref"},
     "kombu": {"amqp"},
     "pydantic": {"pydantic_core", "typing_extensions"},
     "jinja2": {"markupsafe"},

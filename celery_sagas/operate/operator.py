@@ -28,6 +28,7 @@ from celery_sagas.operate.trying import Tried, try_message
 from celery_sagas.operate.where import where_of
 from celery_sagas.stores.instances import Glance
 from celery_sagas.stores.records import ID
+from celery_sagas.worker.celery_internals import itself
 from celery_sagas.worker.runtime import runtime_of
 from celery_sagas.worker.saga import Saga
 from celery_sagas.worker.step import Step
@@ -51,7 +52,7 @@ class Operator(Actor):
 
     def __init__(self, app: Celery, actor: str, *, dry_run: bool = False, batch: str = "") -> None:
         batch = batch and checked_text("batch", batch, ACTOR_CHARACTERS)
-        super().__init__(app, checked_text("actor", actor, ACTOR_CHARACTERS), dry_run, batch)
+        super().__init__(itself(app), checked_text("actor", actor, ACTOR_CHARACTERS), dry_run, batch)
 
     def instance(self, saga: type[Saga] | str, key: object = None, /, **by: object) -> OperatedInstance:
         """Return an instance to act on; whether it exists is found out then.

@@ -6,12 +6,11 @@ import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.resources import files
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 from celery import Celery
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
@@ -37,6 +36,7 @@ from celery_sagas.web.render import environment
 from celery_sagas.web.security import LOOPBACK, Guard
 from celery_sagas.web.sessions import COOKIE, set_cookie
 from celery_sagas.web.visit import Page, Refused, Visit
+from celery_sagas.worker.celery_internals import itself
 from celery_sagas.worker.runtime import runtime_of, within
 
 logger = logging.getLogger("celery_sagas")
@@ -76,6 +76,12 @@ _NO_ACCESS: Final = (
 )
 
 
+class Run(Protocol):
+    """Calls a function that may wait for a store."""
+
+    async def __call__(self, function: Callable[..., T], *args: Any) -> T: ...
+
+
 def asgi(app: Celery, *, access: AccessOf | None = None, hosts: Sequence[str] = LOOPBACK, secret: str | None = None) -> Starlette:
     """Return the web view, an ASGI application, to be served or mounted.
 
@@ -86,15 +92,20 @@ def asgi(app: Celery, *, access: AccessOf | None = None, hosts: Sequence[str] = 
         hosts: The names by which browsers reach it, without ports, such as ``["ops.example.com"]``; ``"*"`` is any.
         secret: Signs the forms of those who may act: the same in all processes that serve it; ``None``: there is one process.
     """
-    site = _Site(app, access, Tokens(secret))
+    app = itself(app)
+    probes = _Probes(app)
+    site = application(app, access, hosts, secret, _in_threads(_THREADS))
+    site.routes.extend([Route("/livez", _alive, methods=["GET"]), Route("/readyz", probes.ready, methods=["GET"])])
+    return site
+
+
+def application(app: Celery, access: AccessOf | None, hosts: Sequence[str], secret: str | None, run: Run) -> Starlette:
+    """Return the pages, without what programs ask whether it lives; ``run`` calls what waits for a store."""
+    site = _Site(app, access, Tokens(secret), run)
     routes = [Route(path, partial(site.show, page), methods=["GET"]) for path, page in PAGES.items()]
     for path, (ask, do) in ACTS.items():
         routes += [Route(path, partial(site.show, ask), methods=["GET"]), Route(path, partial(site.act, do), methods=["POST"])]
-    routes += [
-        Route("/static/sagas.css", _style, methods=["GET"]),
-        Route("/livez", _alive, methods=["GET"]),
-        Route("/readyz", site.ready, methods=["GET"]),
-    ]
+    routes.append(Route("/static/sagas.css", _style, methods=["GET"]))
     return Starlette(
         routes=routes,
         middleware=[Middleware(Guard, hosts=hosts)],
@@ -102,52 +113,28 @@ def asgi(app: Celery, *, access: AccessOf | None = None, hosts: Sequence[str] = 
     )
 
 
-class _Site:
-    """What answers requests."""
+def _in_threads(most: int) -> Run:
+    """Return what calls functions in threads, so many at once."""
+    limiter = CapacityLimiter(most)
 
-    def __init__(self, app: Celery, access: AccessOf | None, tokens: Tokens) -> None:
+    async def run(function: Callable[..., T], *args: Any) -> T:
+        return await to_thread.run_sync(function, *args, limiter=limiter)
+
+    return run
+
+
+class _Probes:
+    """What answers programs that ask whether it lives."""
+
+    def __init__(self, app: Celery) -> None:
         self._app = app
-        self._tokens = tokens
-        self._access = access
         self._cache = Cache()
-        self._templates = environment()
-        self._has_said = False
-        self._threads = CapacityLimiter(_THREADS)
-        self._probes = CapacityLimiter(1)  # of their own: pages may wait for a store
-
-    async def show(self, page: PageOf, request: Request) -> Response:
-        """Answer with a page."""
-        access = await self._access_of(request)
-        return await self._in_thread(self._answer, request, access, page)
-
-    async def act(self, page: PageOf, request: Request) -> Response:
-        """Do what a form says, if it is one of ours."""
-        access = await self._access_of(request)
-        if not access.may("act"):
-            return await self._in_thread(self._refusal, request, access, Refused(403, "You may not act here."))
-        try:
-            check_origin(request.headers)
-            form = await read_form(request)
-            self._tokens.check(form.get("token", ""), _session(request), access.actor, _path(request))
-        except Refused as exc:
-            return await self._in_thread(self._refusal, request, access, exc)
-        return await self._in_thread(self._answer, request, access, partial(page, form=form))
-
-    async def missing(self, request: Request, error: Exception) -> Response:
-        """Answer that there is no such page, or that it is not asked for in this way."""
-        status = getattr(error, "status_code", 404)
-        sentence = "There is no such page." if status == 404 else "This cannot be done here."
-        access = await self._access_of(request)
-        return await self._in_thread(self._refusal, request, access, Refused(status, sentence))
+        self._run = _in_threads(1)  # of their own: pages may wait for a store
 
     async def ready(self, request: Request) -> Response:
         """Answer whether the stores answer."""
-        ping = partial(self._cache.get, "ready", _PINGED_S, self._ping)
-        is_ready = await to_thread.run_sync(ping, limiter=self._probes)
+        is_ready = await self._run(self._cache.get, "ready", _PINGED_S, self._ping)
         return PlainTextResponse("ready\n" if is_ready else "a store is away\n", 200 if is_ready else 503)
-
-    async def _in_thread(self, function: Callable[..., T], *args: Any) -> T:
-        return await to_thread.run_sync(partial(function, *args), limiter=self._threads)
 
     def _ping(self) -> bool:
         try:
@@ -156,6 +143,44 @@ class _Site:
         except (SagaError, TimeoutError):
             return False
         return True
+
+
+class _Site:
+    """What answers requests."""
+
+    def __init__(self, app: Celery, access: AccessOf | None, tokens: Tokens, run: Run) -> None:
+        self._app = app
+        self._tokens = tokens
+        self._access = access
+        self._run = run
+        self._cache = Cache()
+        self._templates = environment()
+        self._has_said = False
+
+    async def show(self, page: PageOf, request: Request) -> Response:
+        """Answer with a page."""
+        access = await self._access_of(request)
+        return await self._run(self._answer, request, access, page)
+
+    async def act(self, page: PageOf, request: Request) -> Response:
+        """Do what a form says, if it is one of ours."""
+        access = await self._access_of(request)
+        if not access.may("act"):
+            return await self._run(self._refusal, request, access, Refused(403, "You may not act here."))
+        try:
+            check_origin(request.headers)
+            form = await read_form(request)
+            self._tokens.check(form.get("token", ""), _session(request), access.actor, _path(request))
+        except Refused as exc:
+            return await self._run(self._refusal, request, access, exc)
+        return await self._run(self._answer, request, access, partial(page, form=form))
+
+    async def missing(self, request: Request, error: Exception) -> Response:
+        """Answer that there is no such page, or that it is not asked for in this way."""
+        status = getattr(error, "status_code", 404)
+        sentence = "There is no such page." if status == 404 else "This cannot be done here."
+        access = await self._access_of(request)
+        return await self._run(self._refusal, request, access, Refused(status, sentence))
 
     async def _access_of(self, request: Request) -> Access:
         if self._access is None:
@@ -166,7 +191,7 @@ class _Site:
         if inspect.iscoroutinefunction(self._access):
             given = await self._access(request)
         else:
-            given = await run_in_threadpool(self._access, request)
+            given = await self._run(self._access, request)
             given = await given if inspect.isawaitable(given) else given
         if given is not None and not isinstance(given, Access):
             raise TypeError(f"access= returned {type(given).__name__}, and not an Access or None")

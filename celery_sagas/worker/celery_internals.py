@@ -15,7 +15,7 @@ from celery import VERSION, Celery, Task, _state
 from celery.app.routes import MapRoute, Router
 from celery.canvas import Signature
 from celery.exceptions import SoftTimeLimitExceeded
-from celery.local import PromiseProxy
+from celery.local import PromiseProxy, Proxy
 from celery.utils.imports import symbol_by_name
 from celery.utils.objects import mro_lookup
 from kombu import Exchange, Queue
@@ -32,6 +32,12 @@ def current_app() -> Celery:
     """Return the current app itself, not the proxy for it."""
     app: Celery = _state.get_current_app()
     return app
+
+
+def itself(app: Celery) -> Celery:
+    """Return an app itself, also for ``celery.current_app``, which stands for one."""
+    stands_for: Any = app
+    return stands_for._get_current_object() if isinstance(stands_for, Proxy) else app
 
 
 def present_app() -> Celery | None:

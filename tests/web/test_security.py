@@ -6,13 +6,14 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from celery import Celery
+from celery import Celery, current_app
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.routing import Mount
 from starlette.testclient import TestClient
 
 import celery_sagas.web
+from celery_sagas.operate import Operator
 from celery_sagas.web import Access, asgi
 from celery_sagas.web.asgi import PAGES
 from celery_sagas.worker.runtime import runtime_of
@@ -46,6 +47,12 @@ def test_access_may_be_async_or_nothing(shop: Celery) -> None:
     client = TestClient(asgi(shop, access=access, hosts=["testserver"]), base_url=HOST)
     assert client.get("/").status_code == 403
     assert client.get("/", headers={"x-user": "ann"}).status_code == 200
+
+
+def test_current_app_stands_for_the_app(shop: Celery) -> None:
+    site = asgi(current_app, access=lambda _: Access("look"), hosts=["testserver"])
+    assert TestClient(site, base_url=HOST).get("/sagas/order").status_code == 200
+    assert Operator(current_app, "ann").instance("order", "1").show()  # type: ignore[arg-type]
 
 
 def test_access_is_nothing_else(shop: Celery) -> None:

@@ -11,6 +11,7 @@ class SagasConfig(AppConfig):
 
     name = "celery_sagas.contrib.django"
     label = "celery_sagas"
+    default_auto_field = "django.db.models.AutoField"
     verbose_name = "Sagas"
 
     def ready(self) -> None:

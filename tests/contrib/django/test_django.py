@@ -23,6 +23,19 @@ from tests.waiting import PROGRAM_S, wait_until
 #: What finds this library wherever it is: installed, or in a clone.
 LIBRARY = Path(celery_sagas.__file__).parents[1]
 EAGER = {"CELERY_TASK_ALWAYS_EAGER": True, "CELERY_TASK_EAGER_PROPAGATES": True}
+#: What the web view needs of a project.
+WITH_USERS = {
+    "INSTALLED_APPS": [
+        *("celery_sagas.contrib.django", "bakery"),
+        *("django.contrib.auth", "django.contrib.contenttypes", "django.contrib.sessions"),
+    ],
+    "MIDDLEWARE": [
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+    ],
+    "ROOT_URLCONF": "bakery.urls",
+    "LOGIN_URL": "/enter/",
+}
 Manage = Callable[..., str]
 #: What a worker does when it starts.
 PREPARE = """
@@ -85,6 +98,12 @@ def on(*kinds: str) -> pytest.MarkDecorator:
 @on("sqlite", "postgresql", "mariadb+pymysql", "mariadb+mysqlclient")
 def test_tests_of_a_project_pass(manage: Manage) -> None:
     assert "\nOK" in manage("test", "--noinput", **EAGER)
+
+
+@on("sqlite", "postgresql", "mariadb+pymysql")
+def test_users_visit_the_web_view(manage: Manage) -> None:
+    assert "\nOK" in manage("test", "--noinput", "bakery.visiting", **EAGER, **WITH_USERS)
+    assert "No changes detected" in manage("makemigrations", "--check", **WITH_USERS)
 
 
 @on("postgresql")
