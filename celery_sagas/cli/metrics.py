@@ -16,6 +16,7 @@ from celery_sagas.cli import tables
 from celery_sagas.cli.app import opened
 from celery_sagas.errors import ConfigurationError
 from celery_sagas.telemetry.serving import MetricsServer, place_of
+from celery_sagas.telemetry.stored import registry_of
 
 
 @click.command()
@@ -34,7 +35,7 @@ def metrics(context: click.Context, listen: str | None, textfile: Path | None) -
     if listen is not None:
         _check(listen)
     with opened(context) as runtime:
-        client, registry = _registry(runtime)
+        registry, client = registry_of(runtime), import_module("prometheus_client")
         if listen is not None:
             _serve(listen, client.make_wsgi_app(registry))
         elif textfile is not None:
@@ -48,18 +49,6 @@ def _check(address: str) -> None:
         place_of(address)
     except ConfigurationError as exc:
         raise click.UsageError(f"--listen: {tables.sentence(str(exc))}") from exc
-
-
-def _registry(runtime: Any) -> tuple[Any, Any]:
-    """Return prometheus_client, and a registry with the gauges of what an app has stored."""
-    try:
-        client, store = import_module("prometheus_client"), import_module("celery_sagas.telemetry.prometheus_store")
-    except ImportError as exc:
-        problem = f"prometheus_client cannot be imported ({exc})"
-        raise ConfigurationError(problem, 'Run pip install "celery-sagas[prometheus]"') from exc
-    registry = client.CollectorRegistry(auto_describe=False)
-    registry.register(store.StoreCollector(runtime))
-    return client, registry
 
 
 def _serve(address: str, application: Any) -> None:

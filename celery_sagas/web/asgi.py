@@ -5,8 +5,9 @@ import logging
 import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from importlib.resources import files
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 from celery import Celery
@@ -18,6 +19,7 @@ from starlette.routing import Route
 
 from celery_sagas.core.registry import registry
 from celery_sagas.errors import ConfigurationError, SagaError, StoreUnavailable
+from celery_sagas.telemetry.stored import registry_of
 from celery_sagas.web.access import NOBODY, Access, AccessOf
 from celery_sagas.web.cache import Cache
 from celery_sagas.web.forms import Tokens, check_origin, read_form
@@ -38,6 +40,9 @@ from celery_sagas.web.sessions import COOKIE, set_cookie
 from celery_sagas.web.visit import Page, Refused, Visit
 from celery_sagas.worker.celery_internals import itself
 from celery_sagas.worker.runtime import runtime_of, within
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
 
 logger = logging.getLogger("celery_sagas")
 
@@ -105,7 +110,10 @@ def application(app: Celery, access: AccessOf | None, hosts: Sequence[str], secr
     routes = [Route(path, partial(site.show, page), methods=["GET"]) for path, page in PAGES.items()]
     for path, (ask, do) in ACTS.items():
         routes += [Route(path, partial(site.show, ask), methods=["GET"]), Route(path, partial(site.act, do), methods=["POST"])]
-    routes.append(Route("/static/sagas.css", _style, methods=["GET"]))
+    routes += [
+        Route("/metrics", site.metrics, methods=["GET"]),
+        Route("/static/sagas.css", _style, methods=["GET"]),
+    ]
     return Starlette(
         routes=routes,
         middleware=[Middleware(Guard, hosts=hosts)],
@@ -154,13 +162,14 @@ class _Site:
         self._access = access
         self._run = run
         self._cache = Cache()
+        self._registry: CollectorRegistry | None = None
         self._templates = environment()
         self._has_said = False
 
     async def show(self, page: PageOf, request: Request) -> Response:
         """Answer with a page."""
         access = await self._access_of(request)
-        return await self._run(self._answer, request, access, page)
+        return await self._run(self._answered, request, access, partial(self._page, page))
 
     async def act(self, page: PageOf, request: Request) -> Response:
         """Do what a form says, if it is one of ours."""
@@ -173,7 +182,12 @@ class _Site:
             self._tokens.check(form.get("token", ""), _session(request), access.actor, _path(request))
         except Refused as exc:
             return await self._run(self._refusal, request, access, exc)
-        return await self._run(self._answer, request, access, partial(page, form=form))
+        return await self._run(self._answered, request, access, partial(self._page, partial(page, form=form)))
+
+    async def metrics(self, request: Request) -> Response:
+        """Answer with the gauges of what is stored, to a scrape of Prometheus."""
+        access = await self._access_of(request)
+        return await self._run(self._answered, request, access, self._metrics)
 
     async def missing(self, request: Request, error: Exception) -> Response:
         """Answer that there is no such page, or that it is not asked for in this way."""
@@ -197,9 +211,14 @@ class _Site:
             raise TypeError(f"access= returned {type(given).__name__}, and not an Access or None")
         return given or NOBODY
 
-    def _answer(self, request: Request, access: Access, page: PageOf) -> Response:
+    def _answered(self, request: Request, access: Access, answer: Callable[[Request, Access], Response]) -> Response:
+        """Answer whoever may look; say what went wrong, if it did."""
+        if not access.may("look"):
+            return self._refusal(request, access, Refused(403, "You have no access to this page."))
         try:
-            return self._page(request, access, page)
+            self._app.loader.import_default_modules()
+            self._app.finalize()
+            return answer(request, access)
         except Refused as exc:
             return self._refusal(request, access, exc)
         except StoreUnavailable as exc:
@@ -208,11 +227,14 @@ class _Site:
             status = 500 if isinstance(exc, ConfigurationError) else 400
             return self._refusal(request, access, Refused(status, str(exc)))
 
-    def _page(self, request: Request, access: Access, page: PageOf) -> Response:
-        if not access.may("look"):
-            raise Refused(403, "You have no access to this page.")
-        self._app.loader.import_default_modules()
-        self._app.finalize()
+    def _metrics(self, request: Request, access: Access) -> Response:
+        if self._registry is None:
+            self._registry = registry_of(runtime_of(self._app))
+        exposition = import_module("prometheus_client.exposition")
+        encode, media_type = exposition.choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(self._registry), headers={"Content-Type": media_type})
+
+    def _page(self, page: PageOf, request: Request, access: Access) -> Response:
         links = _links(request)
         visit = Visit(runtime_of(self._app), access, links, self._cache, dict(request.query_params))
         made = page(visit, **request.path_params)

@@ -2,11 +2,14 @@
 
 import logging
 import re
+import sys
 from itertools import product
 from pathlib import Path
 
 import pytest
 from celery import Celery, current_app
+from prometheus_client import parser
+from prometheus_client.openmetrics import parser as openmetrics
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.routing import Mount
@@ -116,6 +119,22 @@ def test_probes(shop: Celery, visitor: Visitor, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(runtime_of(shop).backend.outbox, "time", fail)
     assert (visitor(None).get("/livez").status_code, visitor(None).get("/readyz").status_code) == (200, 503)
+
+
+def test_metrics(visitor: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are those of ``celery sagas metrics``, for whoever may look."""
+    for level in (None, "none"):
+        assert visitor(level).get("/metrics").status_code == 403
+    for accept, parse in ((None, parser), ("application/openmetrics-text; version=1.0.0", openmetrics)):
+        answer = visitor("look").get("/metrics", headers={"accept": accept} if accept else {})
+        assert answer.headers["content-type"].startswith("application/openmetrics-text" if accept else "text/plain")
+        gauges = {family.name: family for family in parse.text_string_to_metric_families(answer.text)}
+        assert {sample.labels["saga"]: sample.value for sample in gauges["celery_sagas_instances"].samples}["order"] == 4
+        assert SECRET not in answer.text
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    missing = visitor("look").get("/metrics", headers={"accept": "application/json"})
+    assert missing.status_code == 500
+    assert 'pip install "celery-sagas[prometheus]"' in missing.json()["error"]
 
 
 def test_it_is_mounted_below_a_path(shop: Celery) -> None:
