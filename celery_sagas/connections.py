@@ -13,6 +13,8 @@ T = TypeVar("T")
 
 #: The largest number of idle connections that stay open.
 MOST_IDLE = 15
+#: How the names of threads begin that end soon: what they have opened for themselves is closed with each use.
+BRIEF: Final = "celery-sagas-brief-"
 #: Has a TCP socket send full packets only; Linux alone has it.
 _CORK: Final[int | None] = getattr(socket, "TCP_CORK", None)
 

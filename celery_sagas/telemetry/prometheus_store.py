@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from celery_sagas.connections import BRIEF
 from celery_sagas.core.pending import PAUSED
 from celery_sagas.core.registry import registry
 from celery_sagas.operate.choosing import Selection
@@ -142,7 +143,7 @@ class _Kept:
             if self._reading is not None and (not self._reading.done() or time.monotonic() < self._old_at):
                 return
             self._reading = Future()
-            threading.Thread(target=self._run, args=(self._reading,), name="celery-sagas-gauges", daemon=True).start()
+            threading.Thread(target=self._run, args=(self._reading,), name=f"{BRIEF}gauges", daemon=True).start()
 
     def result(self, until: float) -> list[Sample] | None:
         """Return what was read; ``None`` if it cannot be read, or is not read by a time of ``time.monotonic``."""

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 from celery import Celery
 
+from celery_sagas.connections import BRIEF
 from celery_sagas.core.aggregators.definition import AggregatorDefinition
 from celery_sagas.core.aggregators.rules import Rules
 from celery_sagas.core.registry import registry
@@ -309,7 +310,7 @@ def within(seconds: float, work: Callable[[], T]) -> T:
         except Exception as exc:
             done.set_exception(exc)
 
-    threading.Thread(target=run, daemon=True, name="celery-sagas-deadline").start()
+    threading.Thread(target=run, daemon=True, name=f"{BRIEF}deadline").start()
     return done.result(seconds)
 
 

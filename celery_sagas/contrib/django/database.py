@@ -10,9 +10,8 @@ import django.db
 from celery import signals
 from django.db import transaction
 
-from celery_sagas.connections import OnFailure
+from celery_sagas.connections import BRIEF, OnFailure
 from celery_sagas.contrib.django.addresses import alias_of, connection_of, locate
-from celery_sagas.engine.outbox.confirmations import THREAD
 from celery_sagas.errors import ConfigurationError, MisuseError
 from celery_sagas.stores.sql.connection.database import Database, SqlSession
 from celery_sagas.stores.sql.connection.errors import SqlErrors
@@ -52,7 +51,7 @@ class DjangoDatabase(Database):
         try:
             return self._run_alone(connection, work)
         finally:
-            if current_thread().name == THREAD:  # Django closes connections at the end of a request, in its thread
+            if current_thread().name.startswith(BRIEF):  # Django closes connections at the end of a request, in its thread
                 connection.close()
 
     def _run_alone(self, connection: Any, work: Callable[[SqlSession], T]) -> T:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from celery_sagas.connections import OnFailure
+from celery_sagas.connections import BRIEF, OnFailure
 from celery_sagas.engine.outbox.publishing import Publisher
 from celery_sagas.errors import StoreError
 from celery_sagas.forks import Process
@@ -24,8 +24,6 @@ GATHERED_FOR_S = 0.25
 #: The maximum wait for the broker, where nothing can be done before it responds. Seconds.
 SETTLED_IN_S = 5.0
 _POLL_S = 0.002
-#: The name of the thread.
-THREAD: Final = "celery-sagas-confirmations"
 
 
 class _Published(NamedTuple):
@@ -62,7 +60,7 @@ class Confirmations:
         self._note(kept, is_kept=True)
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
+                self._thread = threading.Thread(target=self._run, name=f"{BRIEF}confirmations", daemon=True)
                 self._thread.start()
                 atexit.register(self.settle)  # a script may end before the thread removes the rows
         self._wake.put(None)

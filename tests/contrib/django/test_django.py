@@ -108,7 +108,9 @@ def test_users_visit_the_web_view(manage: Manage) -> None:
 
 @on("postgresql")
 def test_database_of_tests_can_be_dropped(manage: Manage) -> None:
-    assert "\nOK\n" in manage("test", "--noinput", "bakery.publishing", CELERY_BROKER_URL="memory://")
+    output = manage("test", "--noinput", "bakery.publishing", CELERY_BROKER_URL="memory://")
+    assert "\nOK\n" in output
+    assert "ResourceWarning" not in output
 
 
 @on("sqlite", "postgresql", "mariadb+pymysql")

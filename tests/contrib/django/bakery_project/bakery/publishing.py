@@ -1,4 +1,4 @@
-"""A test that publishes, for which steps must not run where they are sent."""
+"""What uses connections in threads of its own: the database of the tests cannot be dropped while one of them is open."""
 
 import time
 
@@ -7,6 +7,9 @@ from django.test import TransactionTestCase
 
 from bakery.sagas import ordered
 from celery_sagas import send
+from celery_sagas.telemetry.stored import registry_of
+from celery_sagas.worker.celery_internals import current_app
+from celery_sagas.worker.runtime import runtime_of
 
 
 class Publishing(TransactionTestCase):
@@ -17,6 +20,11 @@ class Publishing(TransactionTestCase):
         while self.count_unsent() and time.monotonic() < deadline:
             time.sleep(0.05)
         assert self.count_unsent() == 0
+
+    def test_database_can_be_dropped_after_a_scrape(self):
+        found = {family.name: family for family in registry_of(runtime_of(current_app())).collect()}
+        assert [sample.value for sample in found["celery_sagas_up"].samples] == [1.0]
+        assert found["celery_sagas_instances"].samples
 
     def count_unsent(self):
         with connection.cursor() as cursor:
