@@ -3,10 +3,10 @@
 import json
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Protocol, TextIO
@@ -19,34 +19,20 @@ from celery_sagas.cli.app import opened, saga_named
 from celery_sagas.cli.scanning import Scan, choices, selection_of
 from celery_sagas.core.ids import time_ordered_id
 from celery_sagas.core.saga import SagaDefinition
-from celery_sagas.engine.acts.acting import Done
-from celery_sagas.engine.instance import lookup_in
-from celery_sagas.errors import SagaError, SagaNotFound
 from celery_sagas.operate.choosing import Selection
-from celery_sagas.operate.instance import OperatedInstance
+from celery_sagas.operate.each import VERBS, WITH_NAME, Each, told
 from celery_sagas.operate.operator import Operator
 from celery_sagas.stores.instances import Glance
-from celery_sagas.stores.records import ID
 
 #: How many instances one command acts on at most, unless it reindexes: all of a saga may need that.
 _MOST: Final = 100_000
 #: Seconds between two lines about the progress.
 _PROGRESS_S: Final = 2.0
-#: What is done to each, given the reason and the name of what comes or is skipped.
-_VERBS: Final[Mapping[str, Callable[..., Done]]] = {
-    "pause": lambda instance, reason, what: instance.pause(reason),
-    "resume": lambda instance, reason, what: instance.resume(reason),
-    "terminate": lambda instance, reason, what: instance.terminate(reason),
-    "fire": lambda instance, reason, what: instance.fire(what, reason),
-    "skip": lambda instance, reason, what: instance.skip(what, reason),
-    "reindex": lambda instance, reason, what: instance.reindex(reason),
-}
-_WITH_NAME: Final = ("fire", "skip")
 _UNLIMITED: Final = ("reindex",)
 
 
 @click.command("each")
-@click.argument("verb", type=click.Choice(list(_VERBS)), metavar="VERB")
+@click.argument("verb", type=click.Choice(list(VERBS)), metavar="VERB")
 @click.argument("name", metavar="SAGA")
 @click.argument("what", required=False, metavar="[NAME]")
 @choices
@@ -86,8 +72,8 @@ def act_on_each(
     Ctrl-C ends it after the one at hand; run it again with the --batch that it names to go on. The exit status is 1 if it failed
     for one, or one cannot be read for --where.
     """
-    if (what is not None) != (verb in _WITH_NAME):
-        raise click.UsageError(f"{verb} takes {'the NAME of a timeout' if verb in _WITH_NAME else 'no NAME'}")
+    if (what is not None) != (verb in WITH_NAME):
+        raise click.UsageError(f"{verb} takes {'the NAME of a timeout' if verb in WITH_NAME else 'no NAME'}")
     selection = selection_of(**chosen)
     _check_files(selection, given, failed_to)
     with opened(context) as runtime:
@@ -97,8 +83,8 @@ def act_on_each(
         ids = _ids(verb, scan.find(), given, saga)
         scan.tell()
         _agree(verb, saga, len(ids), expect, dry_run)
-        act = partial(_VERBS[verb], reason=reason, what=what or "")
-        run = _Run(operator, saga, act, failed_to, as_json=as_json, is_first=not batch)
+        each = Each(operator, saga, verb, reason, what or "", is_first=not batch)
+        run = _Run(each, failed_to, as_json=as_json)
         is_whole = run.act_on(ids, per_second)
     if not is_whole:
         raise click.exceptions.Exit(1)
@@ -159,23 +145,11 @@ def _agree(verb: str, saga: SagaDefinition, count: int, expect: int | None, dry_
 class _Run:
     """One act on many instances, whatever comes of each."""
 
-    def __init__(
-        self,
-        operator: Operator,
-        saga: SagaDefinition,
-        act: Callable[[OperatedInstance], Done],
-        failed_to: TextIO | None,
-        *,
-        as_json: bool,
-        is_first: bool,
-    ) -> None:
-        self._operator = operator
-        self._saga = saga
-        self._act = act
+    def __init__(self, each: Each, failed_to: TextIO | None, *, as_json: bool) -> None:
+        self._each = each
         self._failed_to = failed_to
         self._as_json = as_json
-        self._is_first = is_first
-        self._done = self._idle = self._failed = self._gone = 0
+        self._counts = Counter[str]()
         self.is_stopped = False
 
     def act_on(self, ids: list[str], per_second: float | None) -> bool:
@@ -207,37 +181,28 @@ class _Run:
 
     def _report(self, count: int) -> bool:
         """Say what has come of it, and how to go on; return whether there is nothing left."""
-        counted = self._done + self._idle + self._failed + self._gone
-        plan = " (a dry run: nothing was written)" if self._operator.dry_run else ""
-        gone = f", {self._gone:,} gone" if self._gone else ""
-        click.echo(f"{self._done:,} done{plan}, {self._idle:,} with nothing to be done, {self._failed:,} failed{gone}.", err=True)
+        counted, operator = self._counts.total(), self._each.operator
+        click.echo(told(self._counts, dry_run=operator.dry_run), err=True)
         if counted < count:
             click.echo(f"Stopped after {counted:,} of {count:,}.", err=True)
-        is_whole = counted == count and not self._failed
-        if not (is_whole or plan):
-            click.echo(f"Run it again with --batch {tables.line(self._operator.batch)} to go on.", err=True)
+        is_whole = counted == count and not self._counts["failed"]
+        if not (is_whole or operator.dry_run):
+            click.echo(f"Run it again with --batch {tables.line(operator.batch)} to go on.", err=True)
         return is_whole
 
     def _one(self, id: str) -> None:
-        try:
-            done = self._act(OperatedInstance(self._operator, self._saga, lookup_in(self._saga, ID, id), self._is_first))
-        except SagaNotFound:  # it has ended meanwhile
-            self._gone += 1
-            return
-        except SagaError as exc:
-            self._failed += 1
-            click.echo(f"Error: {tables.line(str(exc))}", err=True)
+        acted = self._each.act(id)
+        self._counts[acted.outcome] += 1
+        if acted.error is not None:
+            click.echo(f"Error: {tables.line(str(acted.error))}", err=True)
             if self._failed_to is not None:
-                self._failed_to.write(json.dumps({"saga": self._saga.name, "id": id, "error": str(exc)}) + "\n")
+                self._failed_to.write(json.dumps({"saga": self._each.saga.name, "id": id, "error": str(acted.error)}) + "\n")
                 self._failed_to.flush()
-            return
-        is_idle = not (done.changed or done.planned)
-        self._done += not is_idle
-        self._idle += is_idle
-        if self._as_json:
-            tables.print_json([facts_of(done)])
-        else:
-            click.echo(tables.line(f"{done.saga} {done.key or done.id}{':' * is_idle} {done.text}"))
+        if acted.done is not None and self._as_json:
+            tables.print_json([facts_of(acted.done)])
+        elif acted.done is not None:
+            is_idle = acted.outcome == "idle"
+            click.echo(tables.line(f"{acted.done.saga} {acted.done.key or acted.done.id}{':' * is_idle} {acted.done.text}"))
 
 
 class Stoppable(Protocol):
