@@ -29,6 +29,7 @@ from celery_sagas.web.pages.aggregates import aggregates
 from celery_sagas.web.pages.dead import dead_letter, dead_letters
 from celery_sagas.web.pages.dead_acting import confirm_treatment, treat
 from celery_sagas.web.pages.doctor import doctor
+from celery_sagas.web.pages.each import act_on_each, confirm_each
 from celery_sagas.web.pages.instance import instance, timeline
 from celery_sagas.web.pages.listing import find, listing
 from celery_sagas.web.pages.overview import overview
@@ -68,6 +69,7 @@ PAGES: Final[dict[str, PageOf]] = {
 ACTS: Final[dict[str, tuple[PageOf, PageOf]]] = {
     "/dead/{id}/{verb}": (confirm_treatment, treat),
     "/instances/{id}/{verb}": (confirmation, act),
+    "/sagas/{name}/each/{verb}": (confirm_each, act_on_each),
 }
 #: Seconds after which a page that is followed is asked for again, and that the stores have to answer a probe.
 _FOLLOW_S, _PING_S = 5, 1.0

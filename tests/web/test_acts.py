@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import pytest
 from celery import Celery
@@ -299,3 +299,75 @@ def test_wrong_acts(shop: Celery, client: TestClient) -> None:
     page = see(client, f"/instances/{id}/fire?saga=order&name={'x' * 500}")
     assert page.status == 200
     assert "does not wait for" in page.text
+
+
+class TestEach:
+    """One act on each of the instances that a list has."""
+
+    def paused(self, app: Celery) -> set[str]:
+        return {key for key in ("1", "2", "3", HOSTILE) if shown(app, key)["paused"]}
+
+    def test_list_leads_there(self, shop: Celery, client: TestClient, visitor: Visitor) -> None:
+        page = see(client, "/sagas/order?show=paused")
+        (url,) = [link for link in page.links if "/each/resume" in link]
+        page = see(client, url)
+        assert "Resume 1 instance of order" in page.text
+        assert self.paused(shop) == {"1"}
+
+        done = send(client, form_of(page), reason="it is up")
+        assert (done.status_code, self.paused(shop)) == (200, set())
+        assert "1 done, 0 with nothing to be done, 0 failed." in done.text
+        assert audit(shop)[0] == ("ann", "resume", "it is up")
+        assert "/each/" not in visitor("read").get("/sagas/order").text
+
+    def test_same_form_again_does_nothing(self, shop: Celery, client: TestClient) -> None:
+        """As after a reload."""
+        form = form_of(see(client, "/sagas/order/each/pause"))
+        assert "3 done, 1 with nothing to be done" in send(client, form, reason="why").text
+        for key in ("1", "2"):
+            Operator(shop, "bo").instance("order", key).resume("meanwhile")
+        assert send(client, form, reason="why").status_code == 200
+        assert "2" not in self.paused(shop)
+
+    def test_nothing_is_done_without_a_reason_or_to_another_number(self, shop: Celery, client: TestClient) -> None:
+        form = form_of(see(client, "/sagas/order/each/pause"))
+        assert "Say why" in send(client, form, reason=" ").text
+        refused = send(client, form, expect="3", reason="why")
+        assert refused.status_code == 409
+        assert "There are 4 by now" in refused.text
+        assert self.paused(shop) == {"1"}
+
+    def test_what_is_chosen_by_an_expression(self, shop: Celery, client: TestClient) -> None:
+        form = form_of(see(client, "/sagas/order/each/pause?" + urlencode({"where": 'order_id == "3"'})))
+        assert "1 done" in send(client, form, reason="why").text
+        assert self.paused(shop) == {"1", "3"}
+
+    def test_timeouts_have_names(self, shop: Celery, client: TestClient) -> None:
+        form = form_of(see(client, "/sagas/order/each/skip"))
+        preview = send(client, form, name=HOSTILE, do="preview")
+        assert (preview.status_code, "script>alert" in preview.text) == (200, False)
+        done = send(client, form, name="none such", reason="why")
+        assert "0 done, 0 with nothing to be done, 4 failed." in done.text
+
+    def test_too_many(self, client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("celery_sagas.web.pages.each.MOST", 3)
+        page = client.get("/sagas/order/each/pause")
+        assert page.status_code == 409
+        assert "more than 3 such instances" in page.text
+        monkeypatch.setattr("celery_sagas.web.pages.each.SCANNED", 3)
+        page = client.get("/sagas/order/each/pause?where=total+%3E+1")
+        assert "More than 3 would be looked at" in page.text
+
+    def test_only_what_is_offered(self, client: TestClient, visitor: Visitor) -> None:
+        for verb in ("patch", "answer", "reindex", "none"):
+            assert client.get(f"/sagas/order/each/{verb}").status_code == 404
+        assert client.get("/sagas/none/each/pause").status_code == 404
+        for level in ("look", "read"):
+            assert visitor(level).get("/sagas/order/each/pause").status_code == 403
+
+    def test_programs(self, client: TestClient) -> None:
+        form = form_of(see(client, "/sagas/order/each/pause"))
+        json = {"accept": "application/json"}
+        assert client.get("/sagas/order/each/pause", headers=json).json() == {"count": 4, "done": 3, "idle": 1}
+        data = {**form, "reason": "why"}
+        assert client.post(form.action, data=data, headers=json).json() == {"count": 4, "done": 3, "idle": 1}

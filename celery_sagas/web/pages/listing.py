@@ -28,14 +28,15 @@ LIMIT: Final = 50
 SCANNED: Final = 2_000
 #: For how long a count is shown again. Seconds.
 _COUNTED_S: Final = 15
-#: What may be chosen.
+#: The parameters that choose, and what one of them may be.
+CHOICES: Final = ("show", "age", "field", "value", "where")
 SHOWN: Final = ("recent", "oldest", "paused", "idle", "late")
 
 
 def listing(visit: Visit, name: str) -> Page:
     """Show the instances of a saga, or those that are chosen."""
     saga = visit.saga(name)
-    backend, selection = visit.runtime.backends.of(saga), _selection(visit, saga)
+    backend, selection = visit.runtime.backends.of(saga), selection_of(visit, saga)
     found, after, looked_at = _found(visit, saga, selection)
     count = visit.cache.get(f"count of {saga.name}", _COUNTED_S, lambda: count_live(backend, saga, COUNTED + 1))
     context = {
@@ -45,7 +46,8 @@ def listing(visit: Visit, name: str) -> Page:
         "rows": [(glance, waits_for(glance)) for glance in found],
         "after": after,
         "looked_at": looked_at,
-        "given": {each: visit.given(each) for each in ("show", "age", "field", "value", "where", "after")},
+        "given": {each: visit.given(each) for each in (*CHOICES, "after")},
+        "selection": chosen_by(visit),
         "fields": _fields(visit, saga),
         "picture": picture_of(drawing_of(registered_graph(saga))),
         "steps": [step for step in registry.steps_of(saga) if not step.is_internal],
@@ -58,7 +60,17 @@ def _fields(visit: Visit, saga: SagaDefinition) -> list[str]:
     return [*saga.search_by, *saga.also_by] if visit.may_read else []
 
 
-def _selection(visit: Visit, saga: SagaDefinition) -> Selection:
+def chosen_by(visit: Visit) -> Mapping[str, str]:
+    """Return the parameters by which instances are chosen."""
+    return {each: visit.query.get(each, "") for each in CHOICES}
+
+
+def selection_of(visit: Visit, saga: SagaDefinition) -> Selection:
+    """Return which instances are chosen by the parameters.
+
+    Raises:
+        Refused: They choose none, or what the visitor may not see.
+    """
     shown, where = visit.given("show") or "recent", visit.given("where")
     if shown not in SHOWN:
         raise Refused(400, f"Choose one of these: {', '.join(SHOWN)}.")
