@@ -35,6 +35,7 @@ from celery_sagas.web.pages.listing import find, listing
 from celery_sagas.web.pages.overview import overview
 from celery_sagas.web.pages.records import activity, audit
 from celery_sagas.web.pages.stuck import stuck
+from celery_sagas.web.pages.switching import confirm_switch, switch
 from celery_sagas.web.render import environment
 from celery_sagas.web.security import LOOPBACK, Guard
 from celery_sagas.web.sessions import COOKIE, set_cookie
@@ -70,6 +71,7 @@ ACTS: Final[dict[str, tuple[PageOf, PageOf]]] = {
     "/dead/{id}/{verb}": (confirm_treatment, treat),
     "/instances/{id}/{verb}": (confirmation, act),
     "/sagas/{name}/each/{verb}": (confirm_each, act_on_each),
+    "/switches/{verb}": (confirm_switch, switch),
 }
 #: Seconds after which a page that is followed is asked for again, and that the stores have to answer a probe.
 _FOLLOW_S, _PING_S = 5, 1.0

@@ -16,12 +16,17 @@ class Cache:
         self._locks: dict[str, Lock] = {}
         self._kept: dict[str, tuple[float, Any]] = {}
 
+    def forget(self, name: str) -> None:
+        """Have a value read again, as it was changed."""
+        self._kept.pop(name, None)
+
     def get(self, name: str, for_s: float, read: Callable[[], T]) -> T:
         """Return a value that was read at most so many seconds ago; the names are few, and chosen by the program."""
         with self._lock:
             lock = self._locks.setdefault(name, Lock())
         with lock:
-            if name not in self._kept or self._kept[name][0] < time.monotonic():
+            until, value = self._kept.get(name, (0.0, None))
+            if until < time.monotonic():
                 value = read()
                 self._kept[name] = time.monotonic() + for_s, value
-            return cast(T, self._kept[name][1])
+            return cast(T, value)

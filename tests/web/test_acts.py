@@ -40,7 +40,7 @@ def post_to(client: TestClient, form: Form) -> Any:
 
 
 def get_from(client: TestClient, form: Form) -> Any:
-    return client.get(urlsplit(form.action).path)
+    return client.get(form.action)
 
 
 def shown(app: Celery, key: str) -> Any:
@@ -189,7 +189,8 @@ class TestForged:
         pages = crawl(client)
         forms = {form.action: form for page in pages.values() for form in page.forms if form.method == "post"}
         verbs = {urlsplit(action).path.rpartition("/")[2] for action in forms}
-        assert verbs == {"pause", "resume", "patch", "fire", "skip", "answer", "terminate", "retry", "discard"}
+        of_instances = {"pause", "resume", "patch", "fire", "skip", "answer", "terminate"}
+        assert verbs == of_instances | {"retry", "discard", "hold", "release"}
         return list(forms.values())
 
     def refuse(self, app: Celery, forms: list[Form], send: Callable[[Form], Any], *statuses: int) -> None:
@@ -236,7 +237,10 @@ class TestForged:
         self.refuse(shop, forms, of_another_host, 400)
 
     def test_a_link_does_nothing(self, shop: Celery, client: TestClient, forms: list[Form]) -> None:
-        self.refuse(shop, forms, lambda form: client.get(form.action, params={**form, "reason": "why"}), 200)
+        def link_to(form: Form) -> str:
+            return f"{form.action}{'&' if '?' in form.action else '?'}{urlencode({**form, 'reason': 'why'})}"
+
+        self.refuse(shop, forms, lambda form: client.get(link_to(form)), 200)
 
     def test_who_may_not_act(self, shop: Celery, forms: list[Form], visitor: Visitor) -> None:
         for level in ("none", "look", "read"):
@@ -371,3 +375,36 @@ class TestEach:
         assert client.get("/sagas/order/each/pause", headers=json).json() == {"count": 4, "done": 3, "idle": 1}
         data = {**form, "reason": "why"}
         assert client.post(form.action, data=data, headers=json).json() == {"count": 4, "done": 3, "idle": 1}
+
+
+class TestSwitches:
+    """A step, or all of a saga, that is held."""
+
+    def test_hold_and_release(self, shop: Celery, client: TestClient, visitor: Visitor) -> None:
+        client.get("/")  # what it shows is kept for a while
+        page = see(client, next(link for link in see(client, "/sagas/order").links if "hold?name=order.parcel" in link))
+        assert "would be held: its messages would wait" in page.text
+        done = send(client, form_of(page), reason="the carrier is down")
+        assert (done.status_code, done.headers["location"]) == (303, "/?did=hold")
+        assert audit(shop)[0] == ("ann", "hold", "the carrier is down")
+        overview = see(client, "/?did=hold")
+        assert "parcel is held" in overview.text
+        assert ">Release" not in visitor("read").get("/").text
+
+        page = see(client, next(link for link in overview.links if "release?name=order.parcel" in link))
+        assert send(client, form_of(page), reason="it is up").status_code == 303
+        assert "parcel is held" not in client.get("/").text
+        assert "it is not held" in send(client, form_of(page), reason="it is up").text
+
+    def test_all_of_a_saga(self, client: TestClient) -> None:
+        assert send(client, form_of(see(client, "/switches/hold?name=cart")), reason="why").status_code == 303
+        assert "cart is held" in client.get("/").text
+        again = send(client, form_of(see(client, "/switches/hold?name=cart")), reason="why")
+        assert again.status_code == 409
+        assert "it is held already" in again.text
+
+    def test_what_is_refused(self, client: TestClient, visitor: Visitor) -> None:
+        assert "is no saga and no step of this app" in client.get("/switches/hold", params={"name": HOSTILE}).text
+        assert client.get("/switches/pause?name=order").status_code == 404
+        assert visitor("read").get("/switches/hold?name=order").status_code == 403
+        assert "Say why" in send(client, form_of(see(client, "/switches/hold?name=order")), reason=" ").text

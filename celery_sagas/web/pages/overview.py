@@ -9,6 +9,8 @@ from celery_sagas.operate.switching import held_in
 from celery_sagas.stores.ports import Backend
 from celery_sagas.web.visit import Page, Visit, of_each
 
+#: The name of what it shows, in the cache.
+OVERVIEW: Final = "overview"
 #: For how long it is shown again as it was read. Seconds.
 KEPT_S: Final = 15
 #: How many troubles of each kind are shown.
@@ -17,9 +19,10 @@ _LIMIT: Final = 5
 
 def overview(visit: Visit) -> Page:
     """Show how many instances and messages there are, and what does not go on."""
-    read = visit.cache.get("overview", KEPT_S, lambda: _read(visit))
+    read = visit.cache.get(OVERVIEW, KEPT_S, lambda: _read(visit))
     troubles = [each._asdict() for each in read["troubles"]]
-    return Page("overview.html", read, {**read, "troubles": troubles, "findings": [each._asdict() for each in read["findings"]]})
+    facts = {**read, "troubles": troubles, "findings": [each._asdict() for each in read["findings"]]}
+    return Page("overview.html", {**read, "did": visit.given("did")}, facts)
 
 
 def _read(visit: Visit) -> dict[str, Any]:
