@@ -111,3 +111,15 @@ def _after_fork_in_child() -> None:
 _all: WeakSet[IdleConnections[Any]] = WeakSet()
 _inherited: list[deque[Any]] = []
 os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def place_of(address: str) -> tuple[str, int]:
+    """Return host and port of an address to listen on, ``":9558"`` or ``"HOST:PORT"``; an empty host stands for all.
+
+    Raises:
+        ValueError: It is none.
+    """
+    host, separator, port = address.rpartition(":")
+    if not (separator and port.isascii() and port.isdigit() and 0 < int(port) < 65_536):
+        raise ValueError("write ':9558', or 'HOST:PORT'")
+    return host.strip("[]"), int(port)

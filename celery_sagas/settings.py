@@ -15,6 +15,7 @@ from pydantic import (
     ValidationError,
 )
 
+from celery_sagas.connections import place_of
 from celery_sagas.core.delays import Backoff, checked_backoff
 from celery_sagas.core.saga import BACKEND_NAME
 from celery_sagas.errors import ConfigurationError
@@ -88,9 +89,7 @@ def _each_once(value: tuple[Subscription, ...]) -> tuple[Subscription, ...]:
 
 
 def _address(value: str) -> str:
-    port = value.rpartition(":")[2]
-    if ":" not in value or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65_536:
-        raise ValueError("write ':9558', or 'HOST:PORT'")
+    place_of(value)
     return value
 
 

@@ -14,8 +14,8 @@ import click
 
 from celery_sagas.cli import tables
 from celery_sagas.cli.app import opened
-from celery_sagas.errors import ConfigurationError
-from celery_sagas.telemetry.serving import MetricsServer, place_of
+from celery_sagas.connections import place_of
+from celery_sagas.telemetry.serving import MetricsServer
 from celery_sagas.telemetry.stored import registry_of
 
 
@@ -47,8 +47,8 @@ def metrics(context: click.Context, listen: str | None, textfile: Path | None) -
 def _check(address: str) -> None:
     try:
         place_of(address)
-    except ConfigurationError as exc:
-        raise click.UsageError(f"--listen: {tables.sentence(str(exc))}") from exc
+    except ValueError as exc:
+        raise click.UsageError(f"--listen {tables.line(address)}: {exc}") from exc
 
 
 def _serve(address: str, application: Any) -> None:

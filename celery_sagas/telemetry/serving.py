@@ -10,7 +10,7 @@ from typing import Any, Final
 from weakref import WeakSet
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from celery_sagas.errors import ConfigurationError
+from celery_sagas.connections import place_of
 
 logger = logging.getLogger("celery_sagas")
 
@@ -23,18 +23,6 @@ _BESIDE_S: Final = 2.0
 
 #: A WSGI application.
 Application = Callable[..., Any]
-
-
-def place_of(address: str) -> tuple[str, int]:
-    """Return host and port of an address, ``":9558"`` or ``"HOST:PORT"``; an empty host stands for all.
-
-    Raises:
-        ConfigurationError: It is none.
-    """
-    host, separator, port = address.rpartition(":")
-    if not separator or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65_536:
-        raise ConfigurationError(f"{address!r} is no address to listen on", 'Write ":9558", or "127.0.0.1:9558"')
-    return host.strip("[]"), int(port)
 
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
