@@ -267,7 +267,7 @@ class _Site:
             "link": _links(request).to,
             "access": access,
             "path": _path(request),
-            "query": dict(request.query_params),
+            "query": {name: value for name, value in request.query_params.items() if name != "did"},
             "follows": follows,
             "saga_names": list(registry.sagas) if access.may("look") else [],
         }

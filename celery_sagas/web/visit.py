@@ -104,8 +104,14 @@ class Visit:
         saga, backends = self.saga_given(), list(self.runtime.backends)
         chosen = self.given("store")
         number = int(chosen) if chosen.isdecimal() and len(chosen) < 4 and int(chosen) < len(backends) else 0
+        if not chosen and (task := self.given("task")):  # whose dead letters are asked for
+            number = backends.index(self._backend_of(task))
         backend = self.runtime.backends.of(saga) if saga else backends[number]
         return Store(backend, number, [] if saga else [each.url for each in backends])
+
+    def _backend_of(self, task: str) -> Backend:
+        step = registry.step_named(task)
+        return self.runtime.batches if task in registry.aggregators else self.runtime.backends.of(step.saga if step else None)
 
 
 class Store(NamedTuple):
@@ -114,6 +120,11 @@ class Store(NamedTuple):
     backend: Backend
     number: int  #: among them
     urls: Sequence[str]  #: of those that can be chosen, without passwords
+
+    @property
+    def parameter(self) -> str:
+        """What chooses it in the links of its page; empty: the first one."""
+        return str(self.number or "")
 
 
 def of_each(backends: Sequence[Backend], read: Callable[[Backend], T]) -> tuple[list[T], list[str]]:

@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 from celery_sagas.operate import Operator
 from celery_sagas.web import Access, asgi
 from celery_sagas.web.forms import MOST_BYTES
+from celery_sagas.worker.operators import Retried
 from celery_sagas.worker.runtime import runtime_of
 from tests.web.conftest import HIDDEN, HOSTILE, Visitor, id_of
 from tests.web.crawling import Form, Seen, crawl, see
@@ -172,6 +173,17 @@ def test_dead_letters(shop: Celery, client: TestClient) -> None:
         assert send(client, form_of(page), reason="mended").status_code == 400
     assert runtime_of(shop).backend.dead.list(9) == []
     assert [act[:2] for act in audit(shop)[:2]] == [("ann", "discard"), ("ann", "retry")]
+
+
+def test_dead_letter_that_nobody_needs(shop: Celery, client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its retry sends nothing, and the page says so."""
+    letter = runtime_of(shop).backend.dead.list(9)[0]
+    form = form_of(see(client, f"/dead/{letter.id}/retry"))
+    unsent = Retried(reason="was handled since, under its own id")
+    monkeypatch.setattr("celery_sagas.operate.dead_letters.retry_dead_letter", lambda *_: unsent)
+    done = send(client, form, reason="mended")
+    assert done.headers["location"] == "/dead?did=unsent"
+    assert "Nothing was sent" in client.get(done.headers["location"]).text
 
 
 def test_no_act_without_a_reason(shop: Celery, client: TestClient) -> None:

@@ -7,11 +7,16 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from starlette.testclient import TestClient
 
+from celery_sagas import Saga
 from celery_sagas.operate import Operator
-from celery_sagas.web import Level
+from celery_sagas.web import Access, Level, asgi
+from celery_sagas.worker.runtime import runtime_of
+from tests.apps import NewApp, Worker
 from tests.cli.test_describe import run
-from tests.web.conftest import HIDDEN, HOSTILE, SECRET, Visitor, id_of
+from tests.servers import unique
+from tests.web.conftest import HIDDEN, HOSTILE, SECRET, Visitor, id_of, send
 from tests.web.crawling import Seen, crawl, see
 
 #: What a browser would take for more than text.
@@ -212,3 +217,53 @@ def test_hostile_text_is_in_its_place(shop: Celery, visitor: Visitor) -> None:
     assert r"\x1b[2J" in page
     assert r"\u202e" in page
     assert "more characters" in page
+
+
+class TestSeveralBackends:
+    """Links lead to the backend that a page is about."""
+
+    @pytest.fixture
+    def client(self, new_app: NewApp) -> TestClient:
+        app = new_app(saga_backends={"trips": {"backend": f"memory://{unique()}"}})
+
+        class Trip(Saga, correlate_by="trip_id", backend="trips"):
+            trip_id: str
+
+        @Trip.starts
+        def book(trip: Trip, trip_id: str) -> None:
+            raise KeyError(trip_id)
+
+        app.set_default()
+        runtime_of(app).prepare(processes=1)
+        for trip_id in "12":
+            send(app, book, trip_id=trip_id)
+        Worker(app).run(100)
+        access = Access("act", "ann")
+        return TestClient(asgi(app, access=lambda _: access, hosts=["testserver"]), base_url="https://testserver")
+
+    def test_dead_letters(self, client: TestClient) -> None:
+        """Each link from the first page leads to them, and what is done to one leads back."""
+        links = [link for link in see(client, "/").links if "/dead?" in link]
+        assert len(links) == 2
+        for link in links:
+            page = see(client, link)
+            assert "KeyError" in page.text, link
+        letter = next(link for link in page.links if "/dead/" in link)
+        (discard,) = [link for link in see(client, letter).links if "/discard" in link]
+        (form,) = [form for form in see(client, discard).forms if form.method == "post"]
+        done = client.post(form.action, data={**form, "reason": "why"}, follow_redirects=False)
+        assert done.headers["location"] == "/dead?did=discard&store=1"
+
+    def test_filters(self, client: TestClient) -> None:
+        """A form that chooses stays with the backend."""
+        for path in ("/audit", "/activity"):
+            (form,) = [form for form in see(client, f"{path}?store=1").forms if "store" in form]
+            assert form["store"] == "1"
+
+
+def test_what_was_done_is_said_once(shop: Celery, visitor: Visitor) -> None:
+    """Not while a page is followed, on which it may be undone meanwhile."""
+    page = see(visitor("act"), f"/instances/{id_of(shop, '1')}?saga=order&did=pause")
+    assert "It is paused." in page.text
+    (follow,) = [link for link in page.links if "follow=1" in link]
+    assert "It is paused." not in see(visitor("act"), follow).text

@@ -9,7 +9,7 @@ from celery_sagas.operate.dead_letters import dead_letter_of, facts_of
 from celery_sagas.operate.groups import grouped
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import DeadLetter
-from celery_sagas.web.pages.dead_acting import VERBS
+from celery_sagas.web.pages.dead_acting import DID
 from celery_sagas.web.visit import Page, Visit
 
 #: How many a page has, how many are read at once, and how many are looked at.
@@ -46,7 +46,7 @@ def dead_letters(visit: Visit) -> Page:
         "now": store.backend.outbox.time(),
         "is_first": not visit.given("after"),
         "did": visit.given("did"),
-        "verbs": VERBS,
+        "said": DID,
     }
     return Page("dead.html", context, {"items": [shown_facts(visit, each) for each in found], "after": last})
 
@@ -62,7 +62,13 @@ def dead_letter(visit: Visit, id: str) -> Page:
     """Show one dead letter."""
     found = dead_letter_of(visit.runtime, id)
     facts = shown_facts(visit, found)
-    context = {"dead_letter": found, "facts": facts, "payload": _payload(facts), "may_read": visit.may_read}
+    context = {
+        "dead_letter": found,
+        "facts": facts,
+        "payload": _payload(facts),
+        "may_read": visit.may_read,
+        "at": visit.given("store"),
+    }
     return Page("dead_letter.html", context, facts)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from celery_sagas.errors import SagaError, StoreUnavailable
-from celery_sagas.operate import Operator
+from celery_sagas.operate import Operator, Treated
 from celery_sagas.operate.dead_letters import dead_letter_of
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.web.visit import Page, Refused, Visit
@@ -15,7 +15,6 @@ class Verb(NamedTuple):
 
     title: str
     says: str
-    did: str
     is_grave: bool
 
 
@@ -23,22 +22,27 @@ VERBS: Final[Mapping[str, Verb]] = {
     "retry": Verb(
         "Retry",
         "Its message is sent again, under a new id, or its item is buffered again; the dead letter is removed.",
-        "It was sent again.",
         is_grave=False,
     ),
     "discard": Verb(
         "Discard",
         "It is removed: its message is never handled, and its instance waits for it no longer.",
-        "It was discarded.",
         is_grave=True,
     ),
+}
+#: What is said when it is done.
+DID: Final[Mapping[str, str]] = {
+    "retry": "It was sent again.",
+    "buffered": "Its item is buffered again.",
+    "unsent": "Nothing was sent: its message was handled since, or its instance does not wait for it any more. It was removed.",
+    "discard": "It was discarded.",
 }
 
 
 def confirm_treatment(visit: Visit, id: str, verb: str) -> Page:
     """Ask whether an act on a dead letter is to be done, and why."""
     visit.demand("act")
-    return _page(_found(visit, id, verb), verb, "", "", 200)
+    return _page(visit, _found(visit, id, verb), verb, "", "", 200)
 
 
 def treat(visit: Visit, id: str, verb: str, form: Mapping[str, str]) -> Page:
@@ -46,15 +50,21 @@ def treat(visit: Visit, id: str, verb: str, form: Mapping[str, str]) -> Page:
     visit.demand("act")
     found, reason = _found(visit, id, verb), form.get("reason", "")
     if not reason.strip():
-        return _page(found, verb, reason, "Say why: the audit keeps it.", 409)
+        return _page(visit, found, verb, reason, "Say why: the audit keeps it.", 409)
     try:
         dead_letters = Operator(visit.runtime.app, visit.access.actor).dead_letters(reason)
-        (dead_letters.retry if verb == "retry" else dead_letters.discard)(id)
+        treated = (dead_letters.retry if verb == "retry" else dead_letters.discard)(id)
     except StoreUnavailable:
         raise
     except (SagaError, ValueError) as exc:
-        return _page(found, verb, reason, str(exc), 409)
-    return Page("", {}, location=visit.links.to("dead", did=verb))
+        return _page(visit, found, verb, reason, str(exc), 409)
+    return Page("", {}, location=visit.links.to("dead", did=_did(verb, treated, found), store=visit.given("store")))
+
+
+def _did(verb: str, treated: Treated, found: DeadLetter) -> str:
+    if verb == "retry" and found.number:
+        return "buffered"
+    return verb if verb == "discard" or treated.sent_as else "unsent"
 
 
 def _found(visit: Visit, id: str, verb: str) -> DeadLetter:
@@ -63,6 +73,6 @@ def _found(visit: Visit, id: str, verb: str) -> DeadLetter:
     return dead_letter_of(visit.runtime, id)
 
 
-def _page(found: DeadLetter, verb: str, reason: str, problem: str, status: int) -> Page:
-    context = {"dead_letter": found, "verb": VERBS[verb], "reason": reason, "problem": problem}
+def _page(visit: Visit, found: DeadLetter, verb: str, reason: str, problem: str, status: int) -> Page:
+    context = {"dead_letter": found, "verb": VERBS[verb], "reason": reason, "problem": problem, "at": visit.given("store")}
     return Page("treat.html", context, {"error": problem} if problem else {}, status)

@@ -154,5 +154,12 @@ def timeline(visit: Visit) -> Page:
     ids = list(dict.fromkeys(entry.instance_id for entry in reversed(entries) if entry.instance_id))
     shown = [entry for entry in entries if not ids or entry.instance_id in ("", ids[0])]
     rows = rows_of(saga, shown, visit.hidden, may_read=visit.may_read)
-    context = {"saga": saga, "key": key, "id": ids[0] if ids else "", "rows": rows, "is_cut": len(entries) >= ENTRIES}
+    context = {
+        "saga": saga,
+        "key": key,
+        "id": ids[0] if ids else "",
+        "rows": rows,
+        "is_cut": len(entries) >= ENTRIES,
+        "did": visit.given("did"),
+    }
     return Page("timeline.html", context, {"items": list(map(facts_of, shown))})

@@ -22,7 +22,9 @@ def overview(visit: Visit) -> Page:
     read = visit.cache.get(OVERVIEW, KEPT_S, lambda: _read(visit))
     troubles = [each._asdict() for each in read["troubles"]]
     facts = {**read, "troubles": troubles, "findings": [each._asdict() for each in read["findings"]]}
-    return Page("overview.html", {**read, "did": visit.given("did")}, facts)
+    return Page(
+        "overview.html", {**read, "did": visit.given("did"), "urls": [each.url for each in visit.runtime.backends]}, facts
+    )
 
 
 def _read(visit: Visit) -> dict[str, Any]:
