@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from celery_sagas.core.registry import registry
-from celery_sagas.errors import ConfigurationError, SagaError, StoreUnavailable
+from celery_sagas.errors import ConfigurationError, NewerState, SagaError, StoreUnavailable
 from celery_sagas.telemetry.stored import registry_of
 from celery_sagas.web.access import NOBODY, Access, AccessOf
 from celery_sagas.web.cache import Cache
@@ -79,6 +79,7 @@ _FOLLOW_S, _PING_S = 5, 1.0
 _THREADS: Final = 4
 #: For how long an answer to a probe is given again. Seconds.
 _PINGED_S: Final = 1.0
+_UNKNOWN: Final = "It is not known whether anything was done: look at it, and at the audit, before you do it again."
 _NO_ACCESS: Final = (
     "nobody may see the web view: say who may with asgi(app, access=…), a function that gets the request and returns "
     'Access("read", actor="ann"), with one of the levels none, look, read and act'
@@ -225,8 +226,11 @@ class _Site:
             return answer(request, access)
         except Refused as exc:
             return self._refusal(request, access, exc)
+        except NewerState as exc:
+            return self._refusal(request, access, Refused(409, str(exc)))
         except StoreUnavailable as exc:
-            return self._refusal(request, access, Refused(503, str(exc)))
+            sentence = f"{exc} {_UNKNOWN}" if request.method == "POST" else str(exc)
+            return self._refusal(request, access, Refused(503, sentence))
         except (SagaError, ValueError) as exc:
             status = 500 if isinstance(exc, ConfigurationError) else 400
             return self._refusal(request, access, Refused(status, str(exc)))

@@ -53,7 +53,11 @@ class _Parser(HTMLParser):
 
 def see(visitor: TestClient, url: str) -> Seen:
     """Return a page, wherever the browser is sent."""
-    response = visitor.get(url)
+    return seen(visitor.get(url))
+
+
+def seen(response: Any) -> Seen:
+    """Return the page of an answer."""
     page = Seen(str(response.url), response.status_code, response.text, response.headers)
     _Parser(page).feed(page.text)
     return page

@@ -10,13 +10,14 @@ import pytest
 from celery import Celery
 from starlette.testclient import TestClient
 
+from celery_sagas.errors import NewerState, StoreUnavailable
 from celery_sagas.operate import Operator
 from celery_sagas.web import Access, asgi
 from celery_sagas.web.forms import MOST_BYTES
 from celery_sagas.worker.operators import Retried
 from celery_sagas.worker.runtime import runtime_of
 from tests.web.conftest import HIDDEN, HOSTILE, Visitor, id_of
-from tests.web.crawling import Form, Seen, crawl, see
+from tests.web.crawling import Form, Seen, crawl, see, seen
 
 HOST = "https://testserver"
 
@@ -83,6 +84,62 @@ def test_a_form_that_is_sent_twice_acts_once(shop: Celery, client: TestClient) -
     form = form_of(see(client, f"/instances/{id_of(shop, '2')}/pause?saga=order"))
     assert [send(client, form, reason="why").status_code for _ in range(2)] == [303, 409]
     assert len([act for act in audit(shop) if act[0] == "ann"]) == 1
+
+
+class Lost:
+    """A store that commits, and whose answer is lost: at each commit from one on."""
+
+    def __init__(self, app: Celery, monkeypatch: pytest.MonkeyPatch, at: int = 1) -> None:
+        self.calls, self._from = 0, at
+        self._sagas = runtime_of(app).backend.sagas
+        self._update = self._sagas.update
+        self._patch = monkeypatch
+        monkeypatch.setattr(self._sagas, "update", self._lost)
+
+    def _lost(self, *args: Any) -> None:
+        self._update(*args)
+        self.calls += 1
+        if self.calls >= self._from:
+            raise StoreUnavailable("memory://", "no answer within 30 s")
+
+    def end(self) -> None:
+        """Have it answer again."""
+        self._patch.setattr(self._sagas, "update", self._update)
+
+
+def test_answer_of_the_store_is_lost(shop: Celery, client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The act may have been done, and the page says so."""
+    form = form_of(see(client, f"/instances/{id_of(shop, '2')}/pause?saga=order"))
+    Lost(shop, monkeypatch)
+    answer = send(client, form, reason="why")
+    assert answer.status_code == 503
+    assert "It is not known whether anything was done" in answer.text
+    assert shown(shop, "2")["paused"]
+
+
+def test_newer_code_has_written_it(shop: Celery, client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is said in the place of what would be done: no store is away."""
+
+    def newer(*_args: Any, **_options: Any) -> Any:
+        raise NewerState("order", "2", 9, 1)
+
+    form = form_of(see(client, f"/instances/{id_of(shop, '2')}/pause?saga=order"))
+    monkeypatch.setattr("celery_sagas.engine.acts.acting.pending_of", newer)
+    for answer in (client.get(form.action), send(client, form, reason="why")):
+        assert answer.status_code in (200, 409)
+        assert "Newer code has written it" in answer.text
+        assert "away" not in answer.text
+
+
+def test_fields_that_are_missing(shop: Celery, client: TestClient) -> None:
+    """Nothing is done, and the page says what it needs."""
+    id = id_of(shop, "2")
+    for verb in ("pause", "patch", "fire", "answer", "terminate"):
+        page = form_of(see(client, f"/instances/{id}/{verb}?saga=order&name=daily"))
+        data = {name: page[name] for name in ("token", "version")}
+        for do in ("preview", "act"):
+            assert client.post(page.action, data={**data, "do": do}).status_code in (200, 400, 409), (verb, do)
+    assert shown(shop, "2")["paused"] is None
 
 
 def test_patch(shop: Celery, client: TestClient) -> None:
@@ -352,6 +409,32 @@ class TestEach:
         assert refused.status_code == 409
         assert "There are 4 by now" in refused.text
         assert self.paused(shop) == {"1"}
+
+    def test_others_than_were_shown(self, shop: Celery, client: TestClient) -> None:
+        """As many, but not the same: nothing is done."""
+        form = form_of(see(client, "/sagas/order/each/resume?show=paused"))
+        operator = Operator(shop, "bo")
+        operator.instance("order", "1").resume("meanwhile")
+        operator.instance("order", "2").pause("meanwhile")
+        refused = send(client, form, reason="why")
+        assert refused.status_code == 409
+        assert "There are 1 by now, which are not those that were shown" in refused.text
+        assert self.paused(shop) == {"2"}
+
+    def test_store_goes_away(self, shop: Celery, client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It stops there, says what is not known, and goes on when the form is sent again."""
+        form = form_of(see(client, "/sagas/order/each/skip"))
+        lost = Lost(shop, monkeypatch, at=2)
+        stopped = seen(send(client, form, name="reminder", reason="why"))
+        assert (stopped.status, lost.calls) == (503, 2)
+        assert "1 done, 0 with nothing to be done, 0 failed." in stopped.text
+        assert "It is not known whether it was done to" in stopped.text
+        assert "2 are left" in stopped.text
+
+        lost.end()
+        done = send(client, form_of(stopped), name="reminder", reason="why")
+        assert "2 done, 2 with nothing to be done, 0 failed." in done.text
+        assert len([act for act in audit(shop) if act[1] == "skip"]) == 4
 
     def test_what_is_chosen_by_an_expression(self, shop: Celery, client: TestClient) -> None:
         form = form_of(see(client, "/sagas/order/each/pause?" + urlencode({"where": 'order_id == "3"'})))

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from celery_sagas.core.saga import SagaDefinition
-from celery_sagas.errors import InvalidState, MisuseError, SagaError, SagaNotFound, StoreUnavailable
+from celery_sagas.errors import InvalidState, MisuseError, NewerState, SagaError, SagaNotFound, StoreUnavailable
 from celery_sagas.operate import Done, OperatedInstance, Operator
 from celery_sagas.operate.difference import difference
 from celery_sagas.operate.patching import finite, restored_fields
@@ -174,6 +174,8 @@ def _tried(
     operator = Operator(visit.runtime.app, visit.access.actor, dry_run=dry_run)
     try:
         return VERBS[verb].perform(OperatedInstance(operator, saga, lookup), form, int(version)), ""
+    except NewerState as exc:
+        return None, str(exc)
     except (StoreUnavailable, SagaNotFound):
         raise
     except Refused as exc:
@@ -191,7 +193,11 @@ def _page(
         "record": record,
         "name": verb,
         "verb": VERBS[verb],
-        "form": {"as": "failed", "value": "", "fail": "", "arguments": "", "leave_undone": "", **form},
+        "form": {
+            **dict.fromkeys(("reason", "name", "state", "value", "fail", "arguments", "leave_undone"), ""),
+            "as": "failed",
+            **form,
+        },
         "done": done,
         "changes": changes,
         "problem": problem,

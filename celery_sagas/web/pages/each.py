@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Final, NamedTuple
 
-from celery_sagas.core.ids import time_ordered_id
+from celery_sagas.core.ids import derived_id, time_ordered_id
 from celery_sagas.core.saga import SagaDefinition
-from celery_sagas.errors import UnreadableState
+from celery_sagas.errors import NewerState, StoreUnavailable, UnreadableState
 from celery_sagas.operate import Operator
 from celery_sagas.operate.choosing import matching
 from celery_sagas.operate.each import WITH_NAME, Acted, Each, told
@@ -32,26 +32,34 @@ class _Chosen(NamedTuple):
     found: list[Glance]
     unreadable: int  #: how many could not be read, for which the expression may hold
 
+    @property
+    def expected(self) -> str:
+        """What a form has of them, to be done to these alone."""
+        return derived_id("each", " ".join(sorted(glance.id for glance in self.found)))
+
 
 def confirm_each(visit: Visit, name: str, verb: str) -> Page:
     """Ask whether an act is to be done to each, and why."""
     chosen = _chosen(visit, name, verb)
-    form = {"reason": "", "name": "", "expect": str(len(chosen.found)), "batch": time_ordered_id()}
-    acted = [] if verb in WITH_NAME else _act(visit, chosen, form, dry_run=True)
-    return _page(visit, chosen, form, acted)
+    form = {"reason": "", "name": "", "batch": time_ordered_id()}
+    return _page(visit, chosen, form, _planned(visit, chosen, form))
 
 
 def act_on_each(visit: Visit, name: str, verb: str, form: Form) -> Page:
-    """Do it, if there are as many as were shown; or only show what it would do."""
+    """Do it, if they are those that were shown; or only show what it would do."""
     chosen = _chosen(visit, name, verb)
     if form.get("do") == "preview":
         return _page(visit, chosen, form, _act(visit, chosen, form, dry_run=True))
     if not form.get("reason", "").strip():
-        return _page(visit, chosen, form, [], "Say why: the journal and the audit keep it.", 409)
-    if form.get("expect") != str(len(chosen.found)):
-        problem = f"There are {len(chosen.found):,} by now, which are not as many as were shown. Nothing was done: decide again."
-        return _page(visit, chosen, {**form, "expect": str(len(chosen.found))}, [], problem, 409)
-    return _page(visit, chosen, form, _act(visit, chosen, form, dry_run=False), is_done=True)
+        return _page(visit, chosen, form, _planned(visit, chosen, form), "Say why: the journal and the audit keep it.", 409)
+    if form.get("expect") != chosen.expected:
+        count = f"There are {len(chosen.found):,} by now, which are not those that were shown"
+        problem = f"{count}. This time nothing was done: decide again."
+        return _page(visit, chosen, form, _planned(visit, chosen, form), problem, 409)
+    acted = _act(visit, chosen, form, dry_run=False)
+    if acted and _is_away(acted[-1]):
+        return _page(visit, chosen, form, acted[:-1], _left(chosen, acted), 503, is_done=True)
+    return _page(visit, chosen, form, acted, is_done=True)
 
 
 def _chosen(visit: Visit, name: str, verb: str) -> _Chosen:
@@ -84,10 +92,30 @@ def _chosen(visit: Visit, name: str, verb: str) -> _Chosen:
 
 
 def _act(visit: Visit, chosen: _Chosen, form: Form, *, dry_run: bool) -> list[Acted]:
-    """Act on each, or plan it for the first of them."""
+    """Act on each, or plan it for the first of them; the last one is the one at which the store went away, if it did."""
     operator = Operator(visit.runtime.app, visit.access.actor, dry_run=dry_run, batch=form.get("batch", ""))
-    each = Each(operator, chosen.saga, chosen.verb, form.get("reason", "").strip() or "a preview", form.get("name", ""))
-    return [each.act(glance.id) for glance in (chosen.found[:SHOWN] if dry_run else chosen.found)]
+    each = Each(operator, chosen.saga, chosen.verb, form.get("reason", "").strip() or "a preview", form.get("name", ""), False)
+    acted = list[Acted]()
+    for glance in chosen.found[:SHOWN] if dry_run else chosen.found:
+        acted.append(each.act(glance.id))
+        if _is_away(acted[-1]):
+            break
+    return acted
+
+
+def _planned(visit: Visit, chosen: _Chosen, form: Form) -> list[Acted]:
+    return [] if chosen.verb in WITH_NAME else _act(visit, chosen, form, dry_run=True)
+
+
+def _is_away(acted: Acted) -> bool:
+    return isinstance(acted.error, StoreUnavailable) and not isinstance(acted.error, NewerState)
+
+
+def _left(chosen: _Chosen, acted: list[Acted]) -> str:
+    """Return what is not done, as the store has gone away."""
+    last = chosen.found[len(acted) - 1]
+    unknown = f"It is not known whether it was done to {last.key or last.id}; {len(chosen.found) - len(acted):,} are left"
+    return f"{acted[-1].error} {unknown}. To go on, send this again: nothing is done twice."
 
 
 def _page(
@@ -104,7 +132,8 @@ def _page(
         "selection": chosen_by(visit),
         "count": len(chosen.found),
         "unreadable": chosen.unreadable,
-        "form": {"reason": "", "name": "", "batch": "", **form},
+        "form": {"reason": "", "name": "", "batch": "", **form, "expect": chosen.expected},
+        "is_done": is_done and not problem,
         "rows": [(keys[each.id], each) for each in shown[:SHOWN]],
         "told": told(counts, dry_run=False) if is_done else "",
         "problem": problem,
