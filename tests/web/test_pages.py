@@ -267,3 +267,15 @@ def test_what_was_done_is_said_once(shop: Celery, visitor: Visitor) -> None:
     assert "It is paused." in page.text
     (follow,) = [link for link in page.links if "follow=1" in link]
     assert "It is paused." not in see(visitor("act"), follow).text
+
+
+def test_more_than_is_shown(shop: Celery, visitor: Visitor) -> None:
+    """The first page shows few of each kind, and says if there are more."""
+    assert "All that is stuck" not in visitor("read").get("/").text
+    for number in range(6):
+        send(shop, shop.tasks["order.place"], order_id=f"more {number}")
+    Worker(shop).run(100)
+    for number in range(6):
+        Operator(shop, "ann").instance("order", f"more {number}").pause("why")
+    page = visitor("read").get("/").text
+    assert "All that is stuck" in page

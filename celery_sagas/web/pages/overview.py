@@ -32,11 +32,13 @@ def _read(visit: Visit) -> dict[str, Any]:
 
     def counted(backend: Backend) -> dict[str, Any]:
         sagas = runtime.backends.sagas_in(backend)
+        look = Look(backend, sagas, _LIMIT)
         return {
             "sagas": list(of_sagas(backend, sagas)),
             "backend": of_backend(backend),
             "held": list(map(of_switch, held_in(backend))),
-            "troubles": Look(backend, sagas, _LIMIT).troubles(),
+            "troubles": look.troubles(),
+            "more": bool(look.cut),
         }
 
     found, away = of_each(list(runtime.backends), counted)
@@ -45,6 +47,7 @@ def _read(visit: Visit) -> dict[str, Any]:
         "backends": [each["backend"] for each in found],
         "held": [switch for each in found for switch in each["held"]],
         "troubles": each_once(trouble for each in found for trouble in each["troubles"]),
+        "more": any(each["more"] for each in found),
         "findings": [each for each in diagnose(runtime.app, is_live=False) if each.level is not Level.OK],
         "away": away,
     }
