@@ -39,7 +39,7 @@ from celery_sagas.web.pages.switching import confirm_switch, switch
 from celery_sagas.web.render import environment
 from celery_sagas.web.security import LOOPBACK, Guard
 from celery_sagas.web.sessions import COOKIE, set_cookie
-from celery_sagas.web.visit import Page, Refused, Visit
+from celery_sagas.web.visit import Page, Refused, Store, Visit
 from celery_sagas.worker.celery_internals import itself
 from celery_sagas.worker.runtime import runtime_of, within
 
@@ -66,6 +66,8 @@ PAGES: Final[dict[str, PageOf]] = {
     "/sagas/{name}": listing,
     "/instances/{id}": instance,
 }
+#: Those that show what one backend has.
+OF_ONE_BACKEND: Final = ("/dead", "/activity", "/audit")
 #: Those that ask whether something is to be done, with what does it.
 ACTS: Final[dict[str, tuple[PageOf, PageOf]]] = {
     "/dead/{id}/{verb}": (confirm_treatment, treat),
@@ -230,7 +232,7 @@ class _Site:
             return self._refusal(request, access, Refused(409, str(exc)))
         except StoreUnavailable as exc:
             sentence = f"{exc} {_UNKNOWN}" if request.method == "POST" else str(exc)
-            return self._refusal(request, access, Refused(503, sentence))
+            return self._refusal(request, access, Refused(503, sentence), self._store_of(request, access))
         except (SagaError, ValueError) as exc:
             status = 500 if isinstance(exc, ConfigurationError) else 400
             return self._refusal(request, access, Refused(status, str(exc)))
@@ -242,10 +244,15 @@ class _Site:
         encode, media_type = exposition.choose_encoder(request.headers.get("accept", ""))
         return Response(encode(self._registry), headers={"Content-Type": media_type})
 
+    def _store_of(self, request: Request, access: Access) -> Store | None:
+        """Return the backend that a page shows, if others can be chosen in its place."""
+        return self._visit(request, access).store() if _path(request) in OF_ONE_BACKEND else None
+
+    def _visit(self, request: Request, access: Access) -> Visit:
+        return Visit(runtime_of(self._app), access, _links(request), self._cache, dict(request.query_params))
+
     def _page(self, page: PageOf, request: Request, access: Access) -> Response:
-        links = _links(request)
-        visit = Visit(runtime_of(self._app), access, links, self._cache, dict(request.query_params))
-        made = page(visit, **request.path_params)
+        made = page(self._visit(request, access), **request.path_params)
         if made.location:
             return RedirectResponse(made.location, 303)
         if _wants_json(request):
@@ -256,10 +263,10 @@ class _Site:
             response.headers["Refresh"] = str(_FOLLOW_S)
         return response
 
-    def _refusal(self, request: Request, access: Access, refused: Refused) -> Response:
+    def _refusal(self, request: Request, access: Access, refused: Refused, store: Store | None = None) -> Response:
         if _wants_json(request):
             return JSONResponse({"error": refused.sentence}, refused.status)
-        context = {"status": refused.status, "sentence": refused.sentence}
+        context = {"status": refused.status, "sentence": refused.sentence, "store": store}
         return self._html(request, access, "refused.html", context, refused.status)
 
     def _html(

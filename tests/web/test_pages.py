@@ -10,6 +10,7 @@ from celery import Celery
 from starlette.testclient import TestClient
 
 from celery_sagas import Saga
+from celery_sagas.errors import StoreUnavailable
 from celery_sagas.operate import Operator
 from celery_sagas.web import Access, Level, asgi
 from celery_sagas.worker.runtime import runtime_of
@@ -223,7 +224,7 @@ class TestSeveralBackends:
     """Links lead to the backend that a page is about."""
 
     @pytest.fixture
-    def client(self, new_app: NewApp) -> TestClient:
+    def trips(self, new_app: NewApp) -> Celery:
         app = new_app(saga_backends={"trips": {"backend": f"memory://{unique()}"}})
 
         class Trip(Saga, correlate_by="trip_id", backend="trips"):
@@ -238,8 +239,12 @@ class TestSeveralBackends:
         for trip_id in "12":
             send(app, book, trip_id=trip_id)
         Worker(app).run(100)
+        return app
+
+    @pytest.fixture
+    def client(self, trips: Celery) -> TestClient:
         access = Access("act", "ann")
-        return TestClient(asgi(app, access=lambda _: access, hosts=["testserver"]), base_url="https://testserver")
+        return TestClient(asgi(trips, access=lambda _: access, hosts=["testserver"]), base_url="https://testserver")
 
     def test_dead_letters(self, client: TestClient) -> None:
         """Each link from the first page leads to them, and what is done to one leads back."""
@@ -253,6 +258,18 @@ class TestSeveralBackends:
         (form,) = [form for form in see(client, discard).forms if form.method == "post"]
         done = client.post(form.action, data={**form, "reason": "why"}, follow_redirects=False)
         assert done.headers["location"] == "/dead?did=discard&store=1"
+
+    def test_one_is_away(self, trips: Celery, client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The page leads to the others."""
+
+        def away(*_args: Any, **_options: Any) -> Any:
+            raise StoreUnavailable("memory://", "gone")
+
+        monkeypatch.setattr(runtime_of(trips).backend.dead, "list", away)
+        page = see(client, "/dead")
+        assert page.status == 503
+        (other,) = [link for link in page.links if "store=1" in link]
+        assert "KeyError" in see(client, other).text
 
     def test_filters(self, client: TestClient) -> None:
         """A form that chooses stays with the backend."""
