@@ -407,7 +407,7 @@ class TestEach:
         assert "Say why" in send(client, form, reason=" ").text
         refused = send(client, form, expect="3", reason="why")
         assert refused.status_code == 409
-        assert "There are 4 by now" in refused.text
+        assert "The list has 4 by now" in refused.text
         assert self.paused(shop) == {"1"}
 
     def test_others_than_were_shown(self, shop: Celery, client: TestClient) -> None:
@@ -418,7 +418,7 @@ class TestEach:
         operator.instance("order", "2").pause("meanwhile")
         refused = send(client, form, reason="why")
         assert refused.status_code == 409
-        assert "There are 1 by now, which are not those that were shown" in refused.text
+        assert "The list has 1 by now, and not the same as were shown" in refused.text
         assert self.paused(shop) == {"2"}
 
     def test_store_goes_away(self, shop: Celery, client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -429,7 +429,7 @@ class TestEach:
         assert (stopped.status, lost.calls) == (503, 2)
         assert "1 done, 0 with nothing to be done, 0 failed." in stopped.text
         assert "It is not known whether it was done to" in stopped.text
-        assert "2 are left" in stopped.text
+        assert "not tried: 2" in stopped.text
 
         lost.end()
         done = send(client, form_of(stopped), name="reminder", reason="why")

@@ -53,7 +53,7 @@ def act_on_each(visit: Visit, name: str, verb: str, form: Form) -> Page:
     if not form.get("reason", "").strip():
         return _page(visit, chosen, form, _planned(visit, chosen, form), "Say why: the journal and the audit keep it.", 409)
     if form.get("expect") != chosen.expected:
-        count = f"There are {len(chosen.found):,} by now, which are not those that were shown"
+        count = f"The list has {len(chosen.found):,} by now, and not the same as were shown"
         problem = f"{count}. This time nothing was done: decide again."
         return _page(visit, chosen, form, _planned(visit, chosen, form), problem, 409)
     acted = _act(visit, chosen, form, dry_run=False)
@@ -114,7 +114,7 @@ def _is_away(acted: Acted) -> bool:
 def _left(chosen: _Chosen, acted: list[Acted]) -> str:
     """Return what is not done, as the store has gone away."""
     last = chosen.found[len(acted) - 1]
-    unknown = f"It is not known whether it was done to {last.key or last.id}; {len(chosen.found) - len(acted):,} are left"
+    unknown = f"It is not known whether it was done to {last.key or last.id}; not tried: {len(chosen.found) - len(acted):,}"
     return f"{acted[-1].error} {unknown}. To go on, send this again: nothing is done twice."
 
 
