@@ -53,7 +53,7 @@ class Guard:
             await send(message)
 
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        if path in PROBES or self._knows(Headers(scope=scope).get("host", "")):
+        if (path in PROBES and scope["method"] in ("GET", "HEAD")) or self._knows(Headers(scope=scope).get("host", "")):
             try:
                 await self._app(scope, receive, guarded)
             except Exception:  # the server logs it; without this, it would answer without the headers

@@ -95,6 +95,7 @@ def test_other_hosts_are_refused(visitor: Visitor) -> None:
     for host in ("evil.example", "testserver.evil.example", "", "127.0.0.1.evil.example", "testserver:80:80", "testserver@evil"):
         assert client.get("/", headers={"host": host}).status_code == 400, host
         assert client.get("/livez", headers={"host": host}).status_code == 200, host
+        assert client.post("/livez", headers={"host": host}).status_code == 400, host
 
 
 def test_hosts_of_this_machine_are_known(shop: Celery) -> None:
