@@ -23,7 +23,7 @@ from celery_sagas.telemetry.stored import registry_of
 from celery_sagas.web.access import NOBODY, Access, AccessOf
 from celery_sagas.web.cache import Cache
 from celery_sagas.web.forms import Tokens, check_origin, read_form
-from celery_sagas.web.links import Links
+from celery_sagas.web.links import Links, root_of
 from celery_sagas.web.pages.acting import act, confirmation
 from celery_sagas.web.pages.aggregates import aggregates
 from celery_sagas.web.pages.dead import dead_letter, dead_letters
@@ -252,7 +252,7 @@ class _Site:
         return Visit(runtime_of(self._app), access, _links(request), self._cache, dict(request.query_params))
 
     def _page(self, page: PageOf, request: Request, access: Access) -> Response:
-        made = page(self._visit(request, access), **request.path_params)
+        made = page(self._visit(request, access), **_parts_for(page, request))
         if made.location:
             return RedirectResponse(made.location, 303)
         if _wants_json(request):
@@ -289,7 +289,13 @@ class _Site:
 
 
 def _links(request: Request) -> Links:
-    return Links(request.scope.get("root_path", "").rstrip("/"))
+    return Links(root_of(request).rstrip("/"))
+
+
+def _parts_for(page: PageOf, request: Request) -> dict[str, str]:
+    """Return the parts of the path that a page takes; those of the path at which the pages are mounted are for ``access=``."""
+    taken = inspect.signature(page).parameters.keys() - {"visit", "form"}
+    return {name: value for name, value in request.path_params.items() if name in taken}
 
 
 def _session(request: Request) -> str:

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from celery_sagas.web.access import Access, AccessOf
+from celery_sagas.web.links import root_of
 from celery_sagas.web.security import is_loopback
 
 #: The cookie of a session, for how long it holds, in seconds, and how many there are at most.
@@ -74,8 +75,7 @@ class Sessions:
 def set_cookie(request: Request, response: Response, session: str) -> None:
     """Give the browser the cookie of a session; only over TLS, unless it is on this machine."""
     is_secure = not is_loopback(request.headers.get("host", ""))
-    path = request.scope.get("root_path", "") or "/"
-    response.set_cookie(COOKIE, session, httponly=True, samesite="strict", secure=is_secure, path=path)
+    response.set_cookie(COOKIE, session, httponly=True, samesite="strict", secure=is_secure, path=root_of(request) or "/")
 
 
 def named_by_proxy(header: str, networks: Sequence[IPv4Network | IPv6Network], grant: Callable[[str], Access]) -> AccessOf:

@@ -5,6 +5,7 @@ import re
 import sys
 from itertools import product
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from celery import Celery, current_app
@@ -21,7 +22,7 @@ from celery_sagas.web import Access, asgi
 from celery_sagas.web.asgi import PAGES
 from celery_sagas.worker.runtime import runtime_of
 from tests.web.conftest import HOST, SECRET, Visitor, id_of
-from tests.web.crawling import crawl
+from tests.web.crawling import crawl, see
 
 FOLDER = Path(celery_sagas.web.__file__).parent
 #: A page of each kind.
@@ -148,6 +149,19 @@ def test_it_is_mounted_below_a_path(shop: Celery) -> None:
     assert all(url.startswith(f"{HOST}/ops/sagas/") and page.status == 200 for url, page in pages.items())
     assert client.get("/ops/sagas/static/sagas.css").status_code == 200
     assert client.get("/ops/sagas/livez").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/größe", "/заказы", "/a b", "/a;Domain=b", "/a?b", '/a"b', "/a\r\nX-Evil: 1"])
+def test_it_is_mounted_below_any_path(shop: Celery, path: str) -> None:
+    """Also below one that is part of the request: links and the cookie have it as a URL does."""
+    mounted = asgi(shop, access=lambda _: Access("act", "ann"), hosts=["testserver"])
+    client = TestClient(Starlette(routes=[Mount("/{tenant}", mounted)]), base_url="https://testserver")
+    page = see(client, f"{quote(path)}/instances/{id_of(shop, '2')}/pause?saga=order")
+    (form,) = [form for form in page.forms if form.method == "post"]
+
+    assert page.headers["set-cookie"].split("; ")[1:] == ["HttpOnly", f"Path={quote(path)}", "SameSite=strict", "Secure"]
+    assert client.post(form.action, data={**form, "reason": "why"}).status_code == 200
+    assert {client.get(link).status_code for link in page.links if link != page.url + "#main"} == {200}
 
 
 def test_no_log_line_has_a_key_or_a_state(shop: Celery, visitor: Visitor, caplog: pytest.LogCaptureFixture) -> None:

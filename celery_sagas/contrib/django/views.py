@@ -29,12 +29,13 @@ class _SeeOther(HttpResponseRedirect):
 
 
 @csrf_exempt  # its forms have tokens of their own
-def sagas(request: HttpRequest, below: str) -> HttpResponse:
+def sagas(request: HttpRequest, below: str, **above: object) -> HttpResponse:
     """Answer with a page of the web view; whoever has not logged in yet does so first.
 
     Args:
         request: The request.
         below: The path below that at which the web view is.
+        **above: The parts of that one.
 
     Raises:
         ImproperlyConfigured: Nobody can log in to this project.

@@ -3,13 +3,14 @@
 import re
 from html import unescape
 from io import StringIO
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from asgiref.sync import async_to_sync, sync_to_async
 from celery import current_app
 from django.contrib.auth.models import Permission, User
 from django.core.management import call_command
 from django.test import AsyncClient, Client, TestCase, override_settings
+from django.urls import include, path
 from httpx2 import ASGITransport, Response
 from httpx2 import AsyncClient as Browser
 from starlette.applications import Starlette
@@ -73,10 +74,10 @@ class TestVisits(TestCase):
             transport = ASGITransport(Starlette(routes=[Mount(ROOT, site)]))
             paths = [*PATHS, *([] if level is None else [self.instance(visitor).removeprefix(ROOT)])]
             for accept in ("text/html", "application/json"):
-                for path in paths:
-                    with self.subTest(level=level, accept=accept, path=path):
-                        ours = visitor.get(ROOT + path, headers={"accept": accept})
-                        theirs = async_to_sync(asked)(transport, ROOT + path, accept)
+                for each in paths:
+                    with self.subTest(level=level, accept=accept, path=each):
+                        ours = visitor.get(ROOT + each, headers={"accept": accept})
+                        theirs = async_to_sync(asked)(transport, ROOT + each, accept)
                         assert ours.status_code == theirs.status_code
                         self.assertEqual(FLEETING.sub("", ours.text), FLEETING.sub("", theirs.text))
                         for name, value in theirs.headers.items():
@@ -140,6 +141,18 @@ class TestVisits(TestCase):
         with self.assertLogs("django.security.DisallowedHost"):
             assert visitor.get(f"{ROOT}/", headers={"host": "elsewhere.example"}).status_code == 400
         assert visitor.get(f"{ROOT}/", headers={"host": "shop.example.com"}).status_code == 200
+
+    @override_settings(ROOT_URLCONF=(path("<str:shop>/größe/", include("celery_sagas.contrib.django.urls")),))
+    def test_any_path(self):
+        """Also one that is part of the request."""
+        visitor = self.visitor("act")
+        root = quote("/a;Domain=b/größe")
+        url = visitor.get(f"{root}/find", {"saga": "baking", "key": "7"}).url
+        assert url.startswith(f"{root}/instances/")
+        url = url.replace("?", "/pause?")
+        form = {**self.form(visitor, url), "reason": "why"}
+        assert (visitor.cookies["celery_sagas"]["path"], visitor.cookies["celery_sagas"]["domain"]) == (root, "")
+        assert visitor.post(url, urlencode(form), content_type=FORM).status_code == 303
 
     @override_settings(MIDDLEWARE=[])
     def test_middleware_that_is_missing(self):
