@@ -38,7 +38,7 @@ from celery_sagas.web.pages.stuck import stuck
 from celery_sagas.web.pages.switching import confirm_switch, switch
 from celery_sagas.web.render import environment
 from celery_sagas.web.security import LOOPBACK, Guard
-from celery_sagas.web.sessions import COOKIE, set_cookie
+from celery_sagas.web.sessions import session_of, set_cookie
 from celery_sagas.web.visit import Page, Refused, Store, Visit
 from celery_sagas.worker.celery_internals import itself
 from celery_sagas.worker.runtime import runtime_of, within
@@ -186,7 +186,7 @@ class _Site:
         try:
             check_origin(request.headers)
             form = await read_form(request)
-            self._tokens.check(form.get("token", ""), _session(request), access.actor, _path(request))
+            self._tokens.check(form.get("token", ""), session_of(request), access.actor, _path(request))
         except Refused as exc:
             return await self._run(self._refusal, request, access, exc)
         return await self._run(self._answered, request, access, partial(self._page, partial(page, form=form)))
@@ -272,7 +272,7 @@ class _Site:
     def _html(
         self, request: Request, access: Access, template: str, context: Any, status: int, *, follows: bool = False
     ) -> Response:
-        session = _session(request) or secrets.token_urlsafe(32)
+        session = session_of(request) or secrets.token_urlsafe(32)
         about = {
             "token": self._tokens.make(session, access.actor, _path(request)) if access.may("act") else "",
             "link": _links(request).to,
@@ -283,7 +283,7 @@ class _Site:
             "saga_names": list(registry.sagas) if access.may("look") else [],
         }
         response = HTMLResponse(self._templates.get_template(template).render({**about, **context}), status)
-        if access.may("act") and not _session(request):
+        if access.may("act") and not session_of(request):
             set_cookie(request, response, session)
         return response
 
@@ -296,10 +296,6 @@ def _parts_for(page: PageOf, request: Request) -> dict[str, str]:
     """Return the parts of the path that a page takes; those of the path at which the pages are mounted are for ``access=``."""
     taken = inspect.signature(page).parameters.keys() - {"visit", "form"}
     return {name: value for name, value in request.path_params.items() if name in taken}
-
-
-def _session(request: Request) -> str:
-    return request.cookies.get(COOKIE, "")
 
 
 def _path(request: Request) -> str:

@@ -73,5 +73,11 @@ def is_loopback(host: str) -> bool:
     return _without_port(host) in LOOPBACK
 
 
+def port_of(host: str) -> str:
+    """Return the port of the host of a request; empty: it is the usual one."""
+    found = _PORT.search(host)
+    return found[0].removeprefix(":") if found else ""
+
+
 def _without_port(host: str) -> str:
     return _PORT.sub("", host.lower())

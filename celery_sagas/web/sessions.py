@@ -13,9 +13,9 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from celery_sagas.web.access import Access, AccessOf
 from celery_sagas.web.links import root_of
-from celery_sagas.web.security import is_loopback
+from celery_sagas.web.security import is_loopback, port_of
 
-#: The cookie of a session, for how long it holds, in seconds, and how many there are at most.
+#: The name of the cookie of a session, before a port; for how long it holds, in seconds, and how many there are at most.
 COOKIE: Final = "celery_sagas"
 _HOLDS_S: Final = 12 * 3_600
 _MOST: Final = 100
@@ -42,7 +42,7 @@ class Sessions:
 
     def access(self, request: Request) -> Access | None:
         """Return what the sender of a request may do."""
-        until = self._sessions.get(request.cookies.get(COOKIE, ""), 0.0)
+        until = self._sessions.get(session_of(request), 0.0)
         return self._granted if time.monotonic() < until else None
 
     async def enter(self, request: Request) -> Response:
@@ -72,10 +72,22 @@ class Sessions:
         self._has_token(self._token)
 
 
+def session_of(request: Request) -> str:
+    """Return the session that the cookie of a request has; empty: there is none."""
+    return request.cookies.get(_cookie_of(request), "")
+
+
 def set_cookie(request: Request, response: Response, session: str) -> None:
     """Give the browser the cookie of a session; only over TLS, unless it is on this machine."""
     is_secure = not is_loopback(request.headers.get("host", ""))
-    response.set_cookie(COOKIE, session, httponly=True, samesite="strict", secure=is_secure, path=root_of(request) or "/")
+    name, path = _cookie_of(request), root_of(request) or "/"
+    response.set_cookie(name, session, httponly=True, samesite="strict", secure=is_secure, path=path)
+
+
+def _cookie_of(request: Request) -> str:
+    """Return the name of the cookie: browsers send cookies to all ports of a host, and each may have a web view."""
+    port = port_of(request.headers.get("host", ""))
+    return f"{COOKIE}_{port}" if port else COOKIE
 
 
 def named_by_proxy(header: str, networks: Sequence[IPv4Network | IPv6Network], grant: Callable[[str], Access]) -> AccessOf:

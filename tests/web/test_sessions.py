@@ -74,8 +74,19 @@ def test_a_session_ends(site: Any, links: list[str], monkeypatch: pytest.MonkeyP
 
 
 def test_a_cookie_is_not_made_up(site: Any) -> None:
-    assert TestClient(site, base_url=LOCAL, cookies={COOKIE: ""}).get("/").status_code == 403
-    assert TestClient(site, base_url=LOCAL, cookies={COOKIE: "x" * 43}).get("/").status_code == 403
+    assert TestClient(site, base_url=LOCAL, cookies={f"{COOKIE}_5557": ""}).get("/").status_code == 403
+    assert TestClient(site, base_url=LOCAL, cookies={f"{COOKIE}_5557": "x" * 43}).get("/").status_code == 403
+
+
+def test_web_views_on_two_ports_let_the_same_browser_in(shop: Celery, site: Any, links: list[str]) -> None:
+    """Browsers send a cookie to all ports of a host."""
+    one, other = TestClient(site, base_url=LOCAL), with_links(shop, Access("read", "ann"), links.append)
+    another = TestClient(other, base_url="http://127.0.0.1:5558")
+    assert one.get(links[0]).status_code == 200
+    another.cookies = one.cookies
+    assert another.get(links[1]).status_code == 200
+    one.cookies = another.cookies
+    assert (one.get("/").status_code, another.get("/").status_code) == (200, 200)
 
 
 def test_a_name_that_leads_here_is_refused(site: Any, links: list[str]) -> None:
