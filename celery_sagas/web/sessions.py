@@ -107,7 +107,8 @@ def named_by_proxy(header: str, networks: Sequence[IPv4Network | IPv6Network], g
             address = _address_of(request.client.host)
         except ValueError:  # a socket of Unix has none
             return None
-        return grant(names[0].strip()[:200]) if any(address in network for network in networks) else None
+        name = names[0].encode("latin-1").decode(errors="backslashreplace")  # Starlette takes headers for Latin-1
+        return grant(name.strip()[:200]) if any(address in network for network in networks) else None
 
     return access
 

@@ -108,6 +108,10 @@ class TestBehindProxy:
         assert self.get(site, "10.1.2.3", {"X-User": "ann"}) == 200
         assert self.get(site, "fd00::1", {"X-User": "ann"}) == 200
 
+    def test_names_are_utf_8(self, site: Any) -> None:
+        client = TestClient(site, base_url="https://ops.example.com", client=("10.1.2.3", 1234))
+        assert "Günther 龙 ·" in client.get("/stuck", headers=[(b"X-User", "Günther 龙".encode())]).text
+
     def test_a_proxy_is_known_on_a_socket_for_ipv6_too(self, site: Any) -> None:
         assert self.get(site, "::ffff:10.1.2.3", {"X-User": "ann"}) == 200
         assert self.get(site, "::ffff:10.2.2.3", {"X-User": "ann"}) == 403
