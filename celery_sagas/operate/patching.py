@@ -63,9 +63,12 @@ def restored_fields(edited: dict[str, Any], fields: dict[str, Any]) -> dict[str,
     """Return edited fields, with the hidden values that were left as they are.
 
     Raises:
-        ValueError: A mark stands where no hidden value is.
+        ValueError: A mark stands where no hidden value is; or they are nested too deeply.
     """
-    return {name: restored(value, fields.get(name, NOTHING)) for name, value in edited.items()}
+    try:
+        return {name: restored(value, fields.get(name, NOTHING)) for name, value in edited.items()}
+    except RecursionError as exc:
+        raise ValueError("the state is nested too deeply") from exc
 
 
 def restored(edited: Any, fields: Any) -> Any:

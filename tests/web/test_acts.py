@@ -172,6 +172,7 @@ def test_patches_that_are_refused(shop: Celery, client: TestClient) -> None:
         ("[1]", "a JSON object"),
         ("NaN", "is no JSON"),
         ("[" * 100_000, "nested too deeply"),
+        (json.dumps({**state, "notes": []}).replace("[]", "[" * 900 + "]" * 900), "nested too deeply"),
         ("", "is no JSON"),
     ):
         for do in ("preview", "act"):
