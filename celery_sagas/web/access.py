@@ -9,7 +9,7 @@ from starlette.requests import Request
 #: What somebody may do; each level has what those before it have.
 #:
 #: * ``none``: nothing.
-#: * ``look``: see which instances there are and how they fare; no states, no messages, no texts of errors.
+#: * ``look``: see which instances there are and how they fare; no states, no messages, no texts of the errors of steps.
 #: * ``read``: see states and messages, too, without what is hidden.
 #: * ``act``: act on instances and dead letters.
 Level = Literal["none", "look", "read", "act"]
