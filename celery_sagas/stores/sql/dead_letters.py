@@ -70,10 +70,11 @@ def _list(has_before: bool) -> Select[Any]:
 
 
 def _follows_before() -> ColumnElement[bool]:
+    """Where the index is entered must be a condition of its own: given ``OR`` alone, it is read from its beginning."""
     before = bound(dead.c.id, "before")
     last = dead.alias("last")
     time = select(last.c.at).where(last.c.prefix == PREFIX, last.c.id == before).scalar_subquery()
-    return or_(dead.c.at < time, and_(dead.c.at == time, dead.c.id < before))
+    return and_(dead.c.at <= time, or_(dead.c.at < time, dead.c.id < before))
 
 
 def _get() -> Select[Any]:
