@@ -56,13 +56,14 @@ class Selection:
         if len(given) > 1:
             raise TypeError(f"choose by one of these: {', '.join(given)}")
 
-    def chosen(self, backend: Backend, saga: SagaDefinition, after: str = "") -> "Chosen":
+    def chosen(self, backend: Backend, saga: SagaDefinition, after: str = "", looked_at: int | None = None) -> "Chosen":
         """Return the chosen instances of a saga, read in pages by an index, whatever their states are.
 
         Args:
             backend: Stores them.
             saga: Their saga.
             after: Where they begin: ``place_of`` the instance before; late ones have none.
+            looked_at: How many messages are looked at for late ones, of each kind; ``None``: ``LOOKED_AT``.
 
         Raises:
             ValueError: ``after`` is no place.
@@ -70,7 +71,7 @@ class Selection:
             CorrelationError: The value is none of the field's.
         """
         if self.late_ms is not None:
-            rows = LateRows(backend, backend.outbox.time() - self.late_ms)
+            rows = LateRows(backend, backend.outbox.time() - self.late_ms, looked_at)
             return Chosen(_late_in(backend, saga, rows), rows.cut)
         if self.idle_ms is not None:
             return Chosen(idle_for(backend, saga, backend.outbox.time() - self.idle_ms, after))
@@ -147,11 +148,13 @@ class LateRows:
     Args:
         backend: Has them in its outbox.
         before: Milliseconds since the epoch.
+        looked_at: How many of each of the two kinds are looked at; ``None``: ``LOOKED_AT``.
     """
 
-    def __init__(self, backend: Backend, before: int) -> None:
+    def __init__(self, backend: Backend, before: int, looked_at: int | None = None) -> None:
         self._outbox = backend.outbox
         self._before = before
+        self._pages = (LOOKED_AT if looked_at is None else looked_at) // MOST
         self._cut = set[str]()
 
     @property
@@ -162,7 +165,7 @@ class LateRows:
     def __iter__(self) -> Iterator[OutboxGlance]:
         """Yield them, read in pages."""
         after = ""
-        for _ in range(LOOKED_AT // MOST):
+        for _ in range(self._pages):
             page = self._outbox.tried(self._before, MOST, after)
             yield from page
             if not page:
@@ -175,7 +178,7 @@ class LateRows:
     def untried(self) -> Iterator[OutboxGlance]:
         """Yield those that no relay has taken, read in pages."""
         after, seen = "", set[str]()
-        for _ in range(LOOKED_AT // MOST):
+        for _ in range(self._pages):
             page = self._outbox.overdue(self._before, MOST, after)
             yield from (row for row in page.rows if row.id not in seen)  # a relay that does not know it puts it off
             seen |= {row.id for row in page.rows}

@@ -39,11 +39,16 @@ def _oldest(backend: Backend, name: str) -> Any:
     return backend.instances.page(name, 1, oldest_first=True)
 
 
-def of_backend(backend: Backend) -> dict[str, Any]:
-    """Return how many messages are in an outbox, how many dead letters are kept, and which tasks no relay has taken."""
+def of_backend(backend: Backend, looked_at: int | None = None) -> dict[str, Any]:
+    """Return how many messages are in an outbox, how many dead letters are kept, and which tasks no relay has taken.
+
+    Args:
+        backend: It is read.
+        looked_at: How many messages are looked at that no relay has taken; ``None``: as many as ``LateRows`` does.
+    """
     tally, now = backend.outbox.tally(COUNTED + 1), backend.outbox.time()
     oldest = now - tally.oldest_due_at if tally.oldest_due_at else None
-    rows = LateRows(backend, now - LATE_MS)
+    rows = LateRows(backend, now - LATE_MS, looked_at)
     untaken = sorted({row.task for row in rows.untried()})
     return {
         "backend": backend.url,

@@ -56,6 +56,8 @@ class Look:
         idle_ms: Instances are reported that no message has changed for this time, in milliseconds; ``None``: none are.
         is_whole: Whether what belongs to none of these sagas is reported, too.
         late_ms: Messages are reported that were published, or are due, for this time and were not handled, in milliseconds.
+        looked_at: How many messages, dead letters and instances are looked at, of each kind; ``None``: as many as operators wait
+            for at a prompt.
     """
 
     backend: Backend
@@ -64,6 +66,7 @@ class Look:
     idle_ms: int | None = None
     is_whole: bool = True
     late_ms: int = LATE_MS
+    looked_at: int | None = None
     cut: set[str] = field(default_factory=set)  #: once it has looked: of what there may be more
 
     def troubles(self) -> list[Trouble]:
@@ -113,10 +116,13 @@ class Look:
         if next(found, None) is not None:
             self.cut.add("limit")
 
+    def _most(self, most: int) -> int:
+        return most if self.looked_at is None else min(most, self.looked_at)
+
     def _of_rows(self, now: int) -> Iterator[Trouble]:
         """Yield the messages that were not handled for long, cannot be published, or that no relay has taken."""
         keys, waiting, shown, told = dict[str, str](), set[str](), Counter[tuple[str, str]](), set[tuple[str, str]]()
-        rows = LateRows(self.backend, now - self.late_ms)
+        rows = LateRows(self.backend, now - self.late_ms, self.looked_at)
         for row in rows:
             saga = saga_of(row)
             kind = saga.name if saga else "", _verdict_of(row)
@@ -163,7 +169,7 @@ class Look:
 
     def _of_dead_letters(self, now: int) -> Iterator[Trouble]:
         names = {name for saga in self.sagas for name in saga.names}
-        newest = self._first(GROUPED, self._dead_letters())
+        newest = self._first(self._most(GROUPED), self._dead_letters())
         meant = [each for each in newest if self.is_whole or each.saga in names]
         for group in self._first(self.limit, iter(grouped(meant))):
             step = registry.step_named(group.task)
@@ -193,7 +199,7 @@ class Look:
         for saga in self.sagas:
             if saga.max_idle_ms is not None:
                 found = idle_for(self.backend, saga, now - saga.max_idle_ms)
-                looked_at = self._facts(saga, self._first(LOOKED_AT, found), now)
+                looked_at = self._facts(saga, self._first(self._most(LOOKED_AT), found), now)
                 alone = (_explained(facts, glance.updated_at) for glance, facts in looked_at if self._is_alone(facts))
                 yield from self._first(self.limit, alone)
 

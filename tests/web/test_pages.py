@@ -12,6 +12,9 @@ from starlette.testclient import TestClient
 from celery_sagas import Saga
 from celery_sagas.errors import StoreUnavailable
 from celery_sagas.operate import Operator
+from celery_sagas.stores.records import Outgoing
+from celery_sagas.testing.samples import by_key, dead_letter, entry, found
+from celery_sagas.testing.samples import send as commit
 from celery_sagas.web import Access, Level, asgi
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp, Worker
@@ -198,6 +201,39 @@ def test_pages_go_on(shop: Celery, visitor: Visitor, monkeypatch: pytest.MonkeyP
         assert found == list(map(_settled, client.get(url, headers=JSON).json()["items"])), url
         for module in ("listing", "dead", "records"):
             monkeypatch.setattr(f"celery_sagas.web.pages.{module}.LIMIT", 1)
+
+
+def test_a_page_looks_at_a_bounded_number(shop: Celery, visitor: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not read all that waits behind a broker that is away: it says that there may be more."""
+    backend = runtime_of(shop).backend
+    commit(backend, *(Outgoing(f"row {number}", "sent", f"id {number}", f"mail.write_{number}", "{}", 1) for number in range(7)))
+    for _ in range(7):
+        backend.dead.add(dead_letter()._replace(error="KeyError"))
+    assert "There may be more" not in visitor().get("/stuck").text
+    monkeypatch.setattr("celery_sagas.operate.choosing.MOST", 2)
+    for page in ("stuck", "overview", "listing"):
+        monkeypatch.setattr(f"celery_sagas.web.pages.{page}.LOOKED_AT", 4)
+    for url in ("/stuck", "/sagas/order?show=late"):
+        assert "There may be more" in visitor().get(url).text
+        assert visitor().get(url, headers=JSON).json()["more"] is True
+    stuck, overview = (visitor().get(url, headers=JSON).json() for url in ("/stuck", "/"))
+    assert overview["backends"][0]["may_be_more_untaken"] is True
+    for troubles in (stuck["items"], overview["troubles"]):
+        assert sum(each["messages"] for each in troubles if each["verdict"] == "failing") == 4
+        assert sum(each["messages"] for each in troubles if each["task"].startswith("mail.")) == 4
+
+
+def test_late_ones_of_which_there_are_more(shop: Celery, visitor: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have no next page, so the page says it."""
+    backend = runtime_of(shop).backend
+    for key in ("1", "2"):
+        line = entry(found(backend, by_key(key, ("order",))), step="order.place")
+        commit(backend, Outgoing(f"row {key}", "scheduled", f"id {key}", "order.remind", "{}", 1), line=line)
+    assert "There may be more" not in visitor().get("/sagas/order?show=late").text
+    monkeypatch.setattr("celery_sagas.web.pages.listing.LIMIT", 1)
+    assert "There may be more: 1 are shown" in visitor().get("/sagas/order?show=late").text
+    page = visitor().get("/sagas/order?show=late", headers=JSON).json()
+    assert (len(page["items"]), page["after"], page["more"]) == (1, "", True)
 
 
 def test_where(shop: Celery, visitor: Visitor) -> None:

@@ -20,6 +20,7 @@ from celery_sagas.operate.where import where_of
 from celery_sagas.stores.instances import Glance
 from celery_sagas.stores.records import ID, KEY, Lookup
 from celery_sagas.web.graph import picture_of
+from celery_sagas.web.pages.stuck import LOOKED_AT
 from celery_sagas.web.visit import Page, Refused, Visit
 
 #: How many a page has.
@@ -37,7 +38,7 @@ def listing(visit: Visit, name: str) -> Page:
     """Show the instances of a saga, or those that are chosen."""
     saga = visit.saga(name)
     backend, selection = visit.runtime.backends.of(saga), selection_of(visit, saga)
-    found, after, looked_at = _found(visit, saga, selection)
+    found, after, looked_at, is_cut = _found(visit, saga, selection)
     count = visit.cache.get(f"count of {saga.name}", _COUNTED_S, lambda: count_live(backend, saga, COUNTED + 1))
     context = {
         "saga": saga,
@@ -46,13 +47,16 @@ def listing(visit: Visit, name: str) -> Page:
         "rows": [(glance, waits_for(glance)) for glance in found],
         "after": after,
         "looked_at": looked_at,
+        "is_cut": is_cut,
+        "limit": LIMIT,
+        "messages": LOOKED_AT,
         "given": {each: visit.given(each) for each in (*CHOICES, "after")},
         "selection": chosen_by(visit),
         "fields": _fields(visit, saga),
         "picture": picture_of(drawing_of(registered_graph(saga))),
         "steps": [step for step in registry.steps_of(saga) if not step.is_internal],
     }
-    return Page("listing.html", context, {"items": list(map(facts_of, found)), "after": after})
+    return Page("listing.html", context, {"items": list(map(facts_of, found)), "after": after, "more": bool(after) or is_cut})
 
 
 def _fields(visit: Visit, saga: SagaDefinition) -> list[str]:
@@ -94,14 +98,17 @@ def selection_of(visit: Visit, saga: SagaDefinition) -> Selection:
         raise Refused(400, f"{str(exc).capitalize()}.") from exc
 
 
-def _found(visit: Visit, saga: SagaDefinition, selection: Selection) -> tuple[list[Glance], str, int]:
-    """Return the instances of a page, where the next one goes on, and how many an expression was tried on; 0: there is none."""
+def _found(visit: Visit, saga: SagaDefinition, selection: Selection) -> tuple[list[Glance], str, int, bool]:
+    """Return the instances of a page, where the next one goes on, how many an expression was tried on (0: there is none), and
+    whether there may be more that no next page has: late ones.
+    """
     backend, after = visit.runtime.backends.of(saga), visit.given("after")
-    chosen = selection.chosen(backend, saga, after).found
+    chosen, cut = selection.chosen(backend, saga, after, LOOKED_AT)
     if selection.where is None:
         found = list(islice(chosen, LIMIT + 1))
         more = len(found) > LIMIT
-        return found[:LIMIT], selection.place_of(found[LIMIT - 1]) if more else "", 0
+        end = selection.place_of(found[LIMIT - 1]) if more else ""
+        return found[:LIMIT], end, 0, bool(cut) or (more and not end)
     test = where_of(saga, selection.where, visit.hidden)
     last, looked_at = "", 0
 
@@ -114,8 +121,9 @@ def _found(visit: Visit, saga: SagaDefinition, selection: Selection) -> tuple[li
     matches = (each for each in matching(backend, saga, limited(), test) if not isinstance(each, UnreadableState))
     found = list(islice(matches, LIMIT))
     if len(found) == LIMIT:
-        return found, selection.place_of(found[-1]), looked_at
-    return found, last if looked_at == SCANNED else "", looked_at
+        end = selection.place_of(found[-1])
+        return found, end, looked_at, not end
+    return found, last if looked_at == SCANNED else "", looked_at, bool(cut) or (looked_at == SCANNED and not last)
 
 
 def find(visit: Visit) -> Page:

@@ -7,6 +7,7 @@ from celery_sagas.operate.doctor import Level, diagnose
 from celery_sagas.operate.stuck import Look, each_once
 from celery_sagas.operate.switching import held_in
 from celery_sagas.stores.ports import Backend
+from celery_sagas.web.pages.stuck import LOOKED_AT
 from celery_sagas.web.visit import Page, Visit, of_each
 
 #: The name of what it shows, in the cache.
@@ -32,10 +33,10 @@ def _read(visit: Visit) -> dict[str, Any]:
 
     def counted(backend: Backend) -> dict[str, Any]:
         sagas = runtime.backends.sagas_in(backend)
-        look = Look(backend, sagas, _LIMIT)
+        look = Look(backend, sagas, _LIMIT, looked_at=LOOKED_AT)
         return {
             "sagas": list(of_sagas(backend, sagas)),
-            "backend": of_backend(backend),
+            "backend": of_backend(backend, LOOKED_AT),
             "held": list(map(of_switch, held_in(backend))),
             "troubles": look.troubles(),
             "more": bool(look.cut),

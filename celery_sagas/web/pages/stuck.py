@@ -10,6 +10,9 @@ from celery_sagas.web.visit import Page, Visit, of_each
 
 #: How many of each kind are shown, of each saga.
 LIMIT: Final = 50
+#: How many messages, dead letters and instances a page looks at, of each kind, to find what does not go on: somebody waits for
+#: it, and it is needed most when there are many.
+LOOKED_AT: Final = 1_000
 
 
 def stuck(visit: Visit) -> Page:
@@ -19,7 +22,8 @@ def stuck(visit: Visit) -> Page:
 
     def look(backend: Backend) -> list[Trouble]:
         sagas: list[SagaDefinition] = [saga] if saga else visit.runtime.backends.sagas_in(backend)
-        looked = Look(backend, sagas, LIMIT, idle, is_whole=saga is None, late_ms=LATE_MS if late is None else late)
+        late_ms = LATE_MS if late is None else late
+        looked = Look(backend, sagas, LIMIT, idle, is_whole=saga is None, late_ms=late_ms, looked_at=LOOKED_AT)
         troubles = looked.troubles()
         cut.update(looked.cut)
         return troubles
@@ -31,6 +35,7 @@ def stuck(visit: Visit) -> Page:
         "away": away,
         "is_cut": bool(cut),
         "limit": LIMIT,
+        "looked_at": LOOKED_AT,
         "saga": saga.name if saga else "",
         "idle": visit.given("idle"),
         "late": visit.given("late"),
