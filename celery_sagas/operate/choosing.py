@@ -3,7 +3,7 @@
 These are found by indexes. For which of them an expression holds is found out by reading their states.
 """
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from typing import Final, NamedTuple
@@ -119,15 +119,39 @@ def matching(backend: Backend, saga: SagaDefinition, found: Iterator[Glance], te
 
 def _late_in(backend: Backend, saga: SagaDefinition, rows: "LateRows") -> Iterator[Glance]:
     """Yield the instances that wait for a timeout or a deadline that is late, each once."""
-    due = (row for row in rows if row.kind != "sent" and row.instance_id and saga_of(row) == saga)
+    due = (row for row in rows if _is_awaited(row) and saga_of(row) == saga)
     found = set[str]()
     while page := list(islice(due, _PAGE)):
-        read = read_records(backend, saga, list({row.instance_id for row in page} - found))
-        for row in page:
-            record = read.get(row.instance_id)
-            if record is not None and row.instance_id not in found and row.message_id not in waiting_with(record):
-                found.add(row.instance_id)
-                yield _damaged(saga, row) if isinstance(record, UnreadableState) else glance_at(record)
+        yield from _late_on(backend, saga, page, found)
+
+
+def _late_on(backend: Backend, saga: SagaDefinition, page: Sequence[OutboxGlance], found: set[str]) -> Iterator[Glance]:
+    """Yield the instances that wait for messages on a page, without those that were found before, and add their ids."""
+    read = read_records(backend, saga, list({row.instance_id for row in page} - found))
+    for row in page:
+        record = read.get(row.instance_id)
+        if record is not None and row.instance_id not in found and row.message_id not in waiting_with(record):
+            found.add(row.instance_id)
+            yield _damaged(saga, row) if isinstance(record, UnreadableState) else glance_at(record)
+
+
+def _is_awaited(row: OutboxGlance) -> bool:
+    """Return whether an instance waits for a message: it is a timeout, a deadline or that of a series."""
+    return row.kind != "sent" and bool(row.instance_id)
+
+
+def count_late(backend: Backend, sagas: Sequence[SagaDefinition], before: int, at_most: int) -> dict[str, int]:
+    """Count the instances of each saga for which something is late since a time, up to a number: the messages are read once."""
+    found = {saga.name: set[str]() for saga in sagas}
+    rows = filter(_is_awaited, LateRows(backend, before))
+    while page := list(islice(rows, MOST)):
+        owners = [saga_of(row) for row in page]
+        for saga in sagas:
+            due = (row for row, owner in zip(page, owners, strict=True) if owner == saga)
+            while len(found[saga.name]) < at_most and (part := list(islice(due, _PAGE))):
+                for _ in _late_on(backend, saga, part, found[saga.name]):
+                    pass
+    return {name: min(len(ids), at_most) for name, ids in found.items()}
 
 
 def waiting_with(record: Record | UnreadableState) -> set[str]:

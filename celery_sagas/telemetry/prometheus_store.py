@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
-from itertools import islice
 from typing import Final, NamedTuple
 
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -16,7 +15,7 @@ from prometheus_client.registry import Collector
 from celery_sagas.connections import BRIEF
 from celery_sagas.core.pending import PAUSED
 from celery_sagas.core.registry import registry
-from celery_sagas.operate.choosing import Selection
+from celery_sagas.operate.choosing import count_late
 from celery_sagas.operate.explain import LATE_MS
 from celery_sagas.operate.groups import grouped
 from celery_sagas.stores.instances import MOST
@@ -195,10 +194,10 @@ def _of_counts(runtime: Runtime, backend: Backend) -> list[Sample]:
 def _of_instances(runtime: Runtime, backend: Backend) -> Iterator[Sample]:
     sagas = runtime.backends.sagas_in(backend)
     counts = backend.sagas.count([name for saga in sagas for name in saga.names]) if sagas else {}
+    late = count_late(backend, sagas, backend.outbox.time() - LATE_MS, _MOST)
     for saga in sagas:
         yield Sample("celery_sagas_instances", (saga.name,), sum(counts.get(name, 0) for name in saga.names))
-        late = Selection(late_ms=LATE_MS).chosen(backend, saga).found
-        yield Sample("celery_sagas_instances_late", (saga.name,), sum(1 for _ in islice(late, _MOST)))
+        yield Sample("celery_sagas_instances_late", (saga.name,), late[saga.name])
         if backend.has_instances:
             paused = sum(backend.instances.count(name, _MOST, PAUSED) for name in saga.names)
             yield Sample("celery_sagas_instances_paused", (saga.name,), min(paused, _MOST))

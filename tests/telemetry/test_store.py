@@ -2,14 +2,16 @@
 
 import threading
 from collections.abc import Callable
+from importlib import import_module
 
 import pytest
 from celery import Celery
 from prometheus_client import CollectorRegistry, generate_latest
 
 from celery_sagas import Batch, Saga, aggregator
-from celery_sagas.stores.records import DeadLetter
+from celery_sagas.stores.records import DeadLetter, Outgoing
 from celery_sagas.telemetry.prometheus_store import GAUGES, StoreCollector
+from celery_sagas.testing.samples import by_key, entry, found, send
 from celery_sagas.worker.runtime import runtime_of
 from tests.integration.scraping import Sums, read
 
@@ -49,6 +51,29 @@ def test_everything_is_counted(shop: Celery) -> None:
     assert sums("celery_sagas_dead_letters") == 3
     assert sums("celery_sagas_aggregator_items", state="readable") == sums("celery_sagas_aggregator_groups") == 1
     assert {family.name for family in StoreCollector(runtime).collect()} == set(GAUGES)
+
+
+def test_late_messages_are_read_once_for_all_sagas(shop: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Parcel(Saga, correlate_by="number"):
+        number: str
+
+    @Parcel.starts
+    def pack(parcel: Parcel, number: str) -> None: ...
+
+    shop.tasks["parcel.pack"]("b")
+    shop.tasks["order.place"]("c")
+    backend, reads = runtime_of(shop).backend, list[int]()
+    for saga, step, key in (("order", "place", "a"), ("order", "place", "c"), ("parcel", "pack", "b")):
+        line = entry(found(backend, by_key(key, (saga,))), step=f"{saga}.{step}", saga=saga)
+        rows = [Outgoing(f"{key} {n}", "scheduled", f"id of {key} {n}", f"{saga}.remind", "{}", 1) for n in range(2)]
+        send(backend, *rows, line=line)
+    tried = backend.outbox.tried
+    monkeypatch.setattr(backend.outbox, "tried", lambda *args: reads.append(1) or tried(*args))
+    sums = scraped(StoreCollector(runtime_of(shop)))
+    assert (sums("celery_sagas_instances_late", saga="order"), sums("celery_sagas_instances_late", saga="parcel")) == (2, 1)
+    assert len(reads) == 1
+    monkeypatch.setattr(import_module("celery_sagas.telemetry.prometheus_store"), "_MOST", 1)
+    assert scraped(StoreCollector(runtime_of(shop)))("celery_sagas_instances_late", saga="order") == 1
 
 
 def test_scrapes_share_what_was_read(shop: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
