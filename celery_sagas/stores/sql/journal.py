@@ -10,7 +10,7 @@ from celery_sagas.stores.journal import Journal
 from celery_sagas.stores.recent import LOOKED_AT, EntryPlace
 from celery_sagas.stores.records import BEGINNINGS, Entries, Entry
 from celery_sagas.stores.sql.connection.database import Database
-from celery_sagas.stores.sql.connection.statements import LIMIT, PREFIX, bound, now, numbered, one_of
+from celery_sagas.stores.sql.connection.statements import LIMIT, PREFIX, Values, bound, now, numbered, one_of
 from celery_sagas.stores.sql.purges import purge
 from celery_sagas.stores.sql.sagas.lookups import ENTRY
 from celery_sagas.stores.sql.tables import has_time, journal, journal_index
@@ -33,7 +33,9 @@ class SqlJournal(Journal):
         return Entry(*rows[0]) if rows else None
 
     def history(self, names: Sequence[str], key: str, limit: int) -> list[Entry]:
-        rows = self._database.fetch(_newest, (len(names),), {"key": key, "limit": limit, **numbered("saga", names)})
+        values = {"key": key, **numbered("saga", names)}
+        since = self._since(len(names), values, limit) if self._database.name == "mysql" else None
+        rows = self._database.fetch(_newest, (len(names), since is not None), {**values, "limit": limit, "since": since})
         return [Entry(*row) for row in reversed(rows)]
 
     def began(self, names: Sequence[str], within_ms: int, limit: int) -> list[str]:
@@ -56,6 +58,14 @@ class SqlJournal(Journal):
     def oldest_at(self) -> int:
         return int(self._database.fetch(_oldest, (), {})[0][0] or 0)
 
+    def _since(self, names: int, values: Values, count: int) -> int | None:
+        """Return the time of the last of so many newest entries of a key; ``None`` if there are fewer.
+
+        MySQL sorts all entries of a key by time and version, unless it knows from when on.
+        """
+        rows = self._database.fetch(_time_of_key, (names,), {**values, "limit": 1, "skipped": count - 1})
+        return int(rows[0][0]) if rows else None
+
     def _end(self, place: EntryPlace, count: int) -> EntryPlace | None:
         """Return the place of the last of so many entries behind a place; ``None`` if there are fewer."""
         values = {**_values("", place), "limit": count, "skipped": count - 1}
@@ -67,9 +77,17 @@ class SqlJournal(Journal):
         return self._database.name, self._database.names.of(_INDEX)
 
 
-def _newest(names: int) -> Select[Any]:
-    is_of_key = [journal.c.prefix == PREFIX, one_of(journal.c.saga, "saga", names), journal.c.key == bound(journal.c.key, "key")]
-    return select(*ENTRY).where(*is_of_key).order_by(journal.c.at.desc(), journal.c.version.desc()).limit(LIMIT)
+def _newest(names: int, has_since: bool = False) -> Select[Any]:
+    is_it = [*_is_of_key(names), *([journal.c.at >= bound(journal.c.at, "since")] if has_since else [])]
+    return select(*ENTRY).where(*is_it).order_by(journal.c.at.desc(), journal.c.version.desc()).limit(LIMIT)
+
+
+def _time_of_key(names: int) -> Select[Any]:
+    return select(journal.c.at).where(*_is_of_key(names)).order_by(journal.c.at.desc()).limit(LIMIT).offset(_SKIPPED)
+
+
+def _is_of_key(names: int) -> list[ColumnElement[bool]]:
+    return [journal.c.prefix == PREFIX, one_of(journal.c.saga, "saga", names), journal.c.key == bound(journal.c.key, "key")]
 
 
 def _completed(names: int) -> Select[Any]:

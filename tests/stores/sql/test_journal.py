@@ -9,7 +9,7 @@ from sqlalchemy import Integer
 from celery_sagas.stores.sql.backend import SqlBackend
 from celery_sagas.stores.sql.connection.bulk import insert_rows
 from celery_sagas.stores.sql.connection.statements import Build, Shape, Values
-from celery_sagas.stores.sql.journal import _began, _end, _oldest, _recent
+from celery_sagas.stores.sql.journal import _began, _end, _newest, _oldest, _recent
 from celery_sagas.stores.sql.tables import journal
 from tests.stores.sql.watching import explained, observed
 
@@ -33,6 +33,12 @@ _FIRST_OF_INDEX: Mapping[str, str] = {
     "mysql": r"select tables optimized away|no matching min/max row",
     "sqlite": r"search saga_journal using covering index saga_journal_at \(prefix=\? and at>\?\)",
 }
+#: That the entries of a key are not all sorted.
+_NEWEST_OF_KEY: Mapping[str, str] = {
+    "postgresql": r"incremental sort .*presorted key: at.* using saga_journal_key ",
+    "mysql": r"'saga_journal_(at|key)', '\d+', [^']*('const,const,const'|none), '1?\d\d', ",
+    "sqlite": r"saga_journal_key \(key=\? and saga=\? and prefix=\?\).* temp b-tree for (last term|right part) of order by",
+}
 #: The middle of them.
 _PLACE: Values = {"at": ENTRIES // 6, "message_id": "m", "step": "s"}
 _FIRST: Values = {**_PLACE, "at": 2**62}
@@ -53,6 +59,26 @@ def test_oldest_entry(own: SqlBackend) -> None:
     """It is the first one of the index, however many follow."""
     for plan in _plans(own, _oldest, (), {}):
         assert re.search(_FIRST_OF_INDEX[own.database.name], plan), plan
+
+
+def test_history_of_a_key_with_many_entries(own: SqlBackend) -> None:
+    """It costs what it returns: the index is read from where the newest ones begin, and no more than these are sorted."""
+    columns = [column for column in journal.c if column.name not in ("prefix", "saga", "key")]
+    rows = [
+        {each.name: n if isinstance(each.type, Integer) else f"{each.name} {n}" for each in columns} for n in range(1, ENTRIES)
+    ]
+    own.database.run(lambda session: insert_rows(session, journal, rows, {"saga": "order", "key": "42"}))
+    analyse(own)
+    with observed(own) as statements:
+        assert [entry.version for entry in own.journal.history(("order", "purchase"), "42", 3)] == [
+            ENTRIES - 3 + n for n in range(3)
+        ]
+    assert len(statements) == (2 if own.database.name == "mysql" else 1)
+    assert len(own.journal.history(("order",), "42", 2 * ENTRIES)) == ENTRIES - 1
+    values = {"saga_0": "order", "key": "42", "limit": 100, "since": ENTRIES - 100}
+    statement = own.database.statement(_newest, (1, own.database.name == "mysql"))
+    plan = explained(own, statement.text, statement.bind(values), in_transaction=False).lower()
+    assert re.search(_NEWEST_OF_KEY[own.database.name], plan), plan
 
 
 class TestRecent:
