@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,3 +64,32 @@ def test_page_lists_every_metric_and_no_other() -> None:
     page = (FOLDER.parent / "telemetry.md").read_text()
     listed = set(re.findall(r"^\| `(celery_sagas_\w+)", page, re.MULTILINE))
     assert listed == {re.sub("_(bucket|count|sum)$", "", name) for name in exported()}
+
+
+#: The first dead letter of a task comes after ten minutes. In another backend there were some before, and their task is gone.
+DEAD_LETTERS = f"""
+rule_files: [{FOLDER / "alerts.yaml"}]
+tests:
+  - interval: 1m
+    input_series:
+      - {{series: 'celery_sagas_dead_letters{{backend="new",task="order.place",error="ValueError"}}', values: "_x10 1+0x60"}}
+      - {{series: 'celery_sagas_dead_letters{{backend="new",task="other",error=""}}', values: "0x70"}}
+      - {{series: 'celery_sagas_dead_letters{{backend="old",task="order.place",error="ValueError"}}', values: "7x20 stale _x50"}}
+      - {{series: 'celery_sagas_dead_letters{{backend="old",task="other",error=""}}', values: "0x20 7x50"}}
+    promql_expr_test:
+      - {{expr: 'count by (backend) (ALERTS{{alertname="SagaDeadLetters"}})', eval_time: 9m}}
+      - expr: 'count by (backend) (ALERTS{{alertname="SagaDeadLetters"}})'
+        eval_time: 13m
+        exp_samples: [{{labels: '{{backend="new"}}', value: 1}}]
+      - {{expr: 'count by (backend) (ALERTS{{alertname="SagaDeadLetters"}})', eval_time: 25m}}
+      - {{expr: 'count by (backend) (ALERTS{{alertname="SagaDeadLetters"}})', eval_time: 40m}}
+"""
+
+
+@pytest.mark.skipif(not shutil.which("promtool"), reason="no promtool (Debian: apt-get install prometheus)")
+def test_first_dead_letter_of_a_task_raises_the_alarm(tmp_path: Path) -> None:
+    """Its series begins with it. One that is counted as another task's, later, is not new."""
+    file = tmp_path / "rules.yaml"
+    file.write_text(DEAD_LETTERS)
+    done = subprocess.run(["promtool", "test", "rules", file], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
