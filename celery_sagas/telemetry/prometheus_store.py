@@ -3,8 +3,7 @@
 import logging
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from typing import Final, NamedTuple
@@ -99,22 +98,22 @@ class StoreCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the gauges."""
         families = {name: GaugeMetricFamily(name, text, labels=labels) for name, (text, labels) in GAUGES.items()}
-        for sample in self._samples():
-            families[sample.name].add_metric(sample.labels, sample.value)
+        for (name, labels), value in _merged(self._samples()).items():
+            families[name].add_metric(labels, value)
         yield from families.values()
 
     def _samples(self) -> Iterator[Sample]:
         until = time.monotonic() + self._wait_s
         for each in (*self._read, *self._counted):
             each.begin()
-        up: Counter[str] = Counter()
+        up: dict[str, bool] = {}
         for backend, read, counted in zip(self._backends, self._read, self._counted, strict=True):
             found = read.result(until)
-            up[backend.url] += found is not None
+            up[backend.url] = up.get(backend.url, True) and found is not None
             if found is not None:
                 yield from found
                 yield from counted.result(until) or counted.last
-        yield from (Sample("celery_sagas_up", (url,), float(up[url] > 0)) for url in up)
+        yield from (Sample("celery_sagas_up", (url,), float(is_up)) for url, is_up in up.items())
 
 
 class _Kept:
@@ -170,6 +169,15 @@ class _Kept:
             reason = "it has not answered in time" if isinstance(error, TimeoutError) else error
             logger.warning("%s: its gauges are left out: %s", self._url, reason)
         self._is_failing = True
+
+
+def _merged(samples: Iterable[Sample]) -> dict[tuple[str, tuple[str, ...]], float]:
+    """Return the values by names and labels: as two backends may have one URL, and tools refuse two samples alike."""
+    values: dict[tuple[str, tuple[str, ...]], float] = {}
+    for name, labels, value in samples:
+        other = values.get((name, labels), 0.0)
+        values[name, labels] = max(other, value) if name.endswith("_seconds") else other + value
+    return values
 
 
 def _of_outbox(backend: Backend) -> list[Sample]:

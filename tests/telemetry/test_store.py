@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 from celery import Celery
@@ -12,7 +13,8 @@ from celery_sagas import Batch, Saga, aggregator
 from celery_sagas.stores.records import DeadLetter, Outgoing
 from celery_sagas.telemetry.prometheus_store import GAUGES, StoreCollector
 from celery_sagas.testing.samples import by_key, entry, found, send
-from celery_sagas.worker.runtime import runtime_of
+from celery_sagas.worker.runtime import Runtime, runtime_of
+from tests.apps import NewApp
 from tests.integration.scraping import Sums, read
 
 
@@ -36,6 +38,13 @@ def scraped(collector: StoreCollector) -> Sums:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
     return read(generate_latest(registry).decode())
+
+
+def samples_of(runtime: Runtime, name: str) -> dict[str, float]:
+    """Return the values of a gauge, by task or backend; none is there twice."""
+    samples = [sample for family in StoreCollector(runtime).collect() for sample in family.samples if sample.name == name]
+    assert len({tuple(sample.labels.items()) for sample in samples}) == len(samples)
+    return {sample.labels.get("task") or sample.labels["backend"]: sample.value for sample in samples}
 
 
 def test_everything_is_counted(shop: Celery) -> None:
@@ -74,6 +83,31 @@ def test_late_messages_are_read_once_for_all_sagas(shop: Celery, monkeypatch: py
     assert len(reads) == 1
     monkeypatch.setattr(import_module("celery_sagas.telemetry.prometheus_store"), "_MOST", 1)
     assert scraped(StoreCollector(runtime_of(shop)))("celery_sagas_instances_late", saga="order") == 1
+
+
+def test_names_that_are_shown_alike_are_one_series(shop: Celery) -> None:
+    """Some tools refuse all metrics if two are the same. A task that the app does not have may be named anything."""
+    runtime = runtime_of(shop)
+    for number, task in enumerate(["x" * 200 + "1", "x" * 200 + "2", "other"]):
+        runtime.backend.dead.add(DeadLetter(str(number), task, "m", "order", "a", "", "", "", "{}"))
+    assert samples_of(runtime, "celery_sagas_dead_letters") == {"x" * 200: 2, "other": 1}
+
+
+def test_backends_of_one_url_are_shown_together(new_app: NewApp, tmp_path: Path) -> None:
+    """They have tables of their own. The URL is up if all of them are."""
+    url = f"sqlite:///{tmp_path / 'shop.sqlite3'}"
+    app = new_app(saga_backends={"other": {"backend": url, "options": {"table_prefix": "other_"}}})
+    app.conf.saga_backend = url
+
+    class Order(Saga, correlate_by="order_id", backend="other"):
+        order_id: str
+
+    runtime = runtime_of(app)
+    runtime.prepare(processes=1)
+    for number, backend in enumerate(runtime.backends):
+        backend.dead.add(DeadLetter(str(number), "place", "m", "order", "a", "", "", "", "{}"))
+    assert samples_of(runtime, "celery_sagas_dead_letters") == {"place": 2, "other": 0}
+    assert samples_of(runtime, "celery_sagas_up") == {url: 1}
 
 
 def test_scrapes_share_what_was_read(shop: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
