@@ -8,6 +8,7 @@ from typing import Any
 from opentelemetry import metrics
 
 from celery_sagas.observers import observers
+from celery_sagas.telemetry.flushing import flush_at_end
 from celery_sagas.telemetry.signalled import count_signals, unfailing
 
 #: The name of the meter.
@@ -69,3 +70,4 @@ def measure(provider: metrics.MeterProvider | None = None) -> None:
         measured = OtelMetrics(metrics.get_meter(METER, meter_provider=provider))
         observers.append(measured)
         count_signals(measured)
+        flush_at_end(lambda: provider or metrics.get_meter_provider(), "celery_sagas.flush_metrics")

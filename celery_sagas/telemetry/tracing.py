@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -10,6 +9,7 @@ from celery import Celery, Task, signals
 from opentelemetry import context as contexts
 from opentelemetry import propagate, trace
 
+from celery_sagas.telemetry.flushing import flush_at_end
 from celery_sagas.telemetry.spans import MessageSpan, Origin
 from celery_sagas.worker.celery_internals import running_requests
 from celery_sagas.worker.headers import texts_of
@@ -20,9 +20,7 @@ from celery_sagas.worker.tracing import trace_with
 _SYSTEMS = {"amqp": "rabbitmq", "sqs": "aws_sqs", "gcpubsub": "gcp_pubsub"}
 #: The most characters of the headers of a message.
 _MOST_CHARACTERS = 8_192
-#: For how long a process that ends exports its spans. Milliseconds.
-_FLUSHED_MS = 2_000
-#: The receiver that does so.
+#: The receiver that has a process that ends export its spans.
 _FLUSH = "celery_sagas.flush_spans"
 
 
@@ -40,19 +38,12 @@ class SagaInstrumentor:
             **_: What the command gives to each instrumentor.
         """
         trace_with(OpenTelemetryTracer(tracer_provider))
-        signals.worker_process_shutdown.connect(partial(_flush, tracer_provider), weak=False, dispatch_uid=_FLUSH)
+        flush_at_end(lambda: tracer_provider or trace.get_tracer_provider(), _FLUSH)
 
     def uninstrument(self, **_: object) -> None:
         """Trace no more messages."""
         trace_with(None)
         signals.worker_process_shutdown.disconnect(dispatch_uid=_FLUSH)
-
-
-def _flush(provider: Any, **_: object) -> None:
-    """Export the spans of a process of a worker's pool that ends: it does so without the end of a Python program."""
-    provider = provider or trace.get_tracer_provider()
-    if hasattr(provider, "force_flush"):  # of the SDK
-        provider.force_flush(_FLUSHED_MS)
 
 
 class OpenTelemetryTracer:
