@@ -122,4 +122,9 @@ def place_of(address: str) -> tuple[str, int]:
     host, separator, port = address.rpartition(":")
     if not (separator and port.isascii() and port.isdigit() and 0 < int(port) < 65_536):
         raise ValueError("write ':9558', or 'HOST:PORT'")
-    return host.strip("[]"), int(port)
+    host = host.strip("[]")
+    try:
+        host.encode("idna")  # as it is looked up
+    except UnicodeError as exc:
+        raise ValueError(f"{host} cannot be the name of a host: write ':9558', or 'HOST:PORT'") from exc
+    return host, int(port)

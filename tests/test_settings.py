@@ -94,7 +94,7 @@ VALUES = {
 }
 
 
-@pytest.mark.parametrize("wrong", ["9558", ":", ":0", ":65536", ":http", "localhost", 9558, ""])
+@pytest.mark.parametrize("wrong", ["9558", ":", ":0", ":65536", ":http", "localhost", "a..b:9558", "a" * 64 + ":9558", 9558, ""])
 def test_wrong_addresses(wrong):
     assert problem_of(saga_metrics=wrong).startswith("saga_metrics: ")
 
