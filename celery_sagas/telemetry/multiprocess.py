@@ -11,7 +11,7 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from shutil import rmtree
-from tempfile import mkdtemp
+from tempfile import TemporaryFile, mkdtemp
 from typing import Any, Final
 
 from celery_sagas.errors import ConfigurationError
@@ -41,6 +41,7 @@ class Folder:
             self._own = os.getpid()
             self._folding = threading.Lock()
             self._empty()
+            TemporaryFile(dir=self.path).close()  # prometheus_client makes its files when it is imported
         except OSError as exc:
             raise ConfigurationError(
                 f"the folder of the metrics cannot be written: {exc}", f"Set {VARIABLE} to a folder of this worker alone"
