@@ -107,6 +107,7 @@ class Beat(bootsteps.StartStopStep):
         state: Any = import_module("celery.worker.state")  # which a process that only sends does without
         is_busy = is_busy_in(worker.pool, state.active_requests)
         self._heartbeat = _BEATING[worker.app] = Heartbeat(worker.app, settings, is_busy)
+        self._heartbeat.end_ready()  # which a worker that was killed has left
         return True
 
     def start(self, worker: Any) -> None:

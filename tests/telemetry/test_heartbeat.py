@@ -17,6 +17,7 @@ from celery_sagas.engine.sweeps import Sweep, Tally
 from celery_sagas.errors import ConfigurationError
 from celery_sagas.settings import Settings
 from celery_sagas.telemetry import heartbeat
+from celery_sagas.telemetry.bootsteps import Beat
 from celery_sagas.telemetry.heartbeat import Heartbeat, is_busy_in
 
 
@@ -89,6 +90,17 @@ def test_relay_that_does_not_begin_is_not_alive(tmp_path: Path, clock: list[floa
 def test_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"saga_heartbeat cannot be written: .*a folder that exists"):
         beating(tmp_path / "missing").start()
+
+
+def test_file_that_a_killed_worker_has_left_says_nothing_of_the_next(tmp_path: Path) -> None:
+    """It is not ready before its backend is."""
+    ready = tmp_path / "worker.ready"
+    ready.touch()
+    app = Celery(set_as_current=False)
+    app.conf.saga_heartbeat = str(tmp_path / "worker")
+    worker = SimpleNamespace(app=app, pool=None)
+    assert Beat(worker).include_if(worker)
+    assert not ready.exists()
 
 
 @pytest.mark.parametrize(
