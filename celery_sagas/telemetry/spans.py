@@ -90,10 +90,10 @@ class MessageSpan:
 
     def around(self, steps: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
         """Return a unit of work that does the same, and whose operations and conflicts are noted."""
-        resume, given = steps.send, None
+        resume, given, is_batched = steps.send, None, self._origin.is_batched
         try:
             while True:
-                operation = self._resume(resume, given)
+                operation = self._resume(resume, given) if is_batched else resume(given)
                 began = perf_counter()
                 try:
                     given = yield operation
@@ -114,8 +114,7 @@ class MessageSpan:
             steps.close()
 
     def _resume(self, resume: Any, given: Any) -> Any:
-        if not self._origin.is_batched:
-            return resume(given)
+        """Have what a unit of work that is handled with others does belong to the span."""
         token = contexts.attach(self._context)
         try:
             return resume(given)
@@ -145,26 +144,27 @@ class MessageSpan:
     def _begin(self) -> None:
         if self._span is not None:
             return
-        origin, here = self._origin, trace.get_current_span().get_span_context()
-        sent = trace.get_current_span(origin.sent).get_span_context()
-        made = here if here.is_valid and not here.is_remote else trace.INVALID_SPAN_CONTEXT  # by a tool, for the task
-        known = [each for each in (self._start, made, sent) if each.is_valid]
-        parent = next((each for each in known if each is not self._start or origin.settings.trace == "parent"), None)
+        origin, start, here = self._origin, self._start, contexts.get_current()
+        made = trace.get_current_span(here).get_span_context()  # by a tool, for the task
+        is_made = made.is_valid and not made.is_remote
+        sent = made if origin.sent is here else trace.get_current_span(origin.sent).get_span_context()
+        if start.is_valid and origin.settings.trace == "parent":
+            parent, below = start, trace.set_span_in_context(trace.NonRecordingSpan(start), self._context)
+        elif is_made:
+            parent, below = made, here
+        elif sent.is_valid and self._context is not origin.sent:
+            parent, below = sent, trace.set_span_in_context(trace.NonRecordingSpan(sent), self._context)
+        else:
+            parent, below = sent, self._context
         self._span = self._tracer.start_span(
             origin.name,
-            self._below(parent, made),
-            SpanKind.INTERNAL if made.is_valid or origin.is_called else SpanKind.CONSUMER,
+            below,
+            SpanKind.INTERNAL if is_made or origin.is_called else SpanKind.CONSUMER,
             origin.attributes,
-            _links(known, parent),
+            _links((start, made, sent) if is_made else (start, sent), parent),
             self._began,
         )
         self._context = trace.set_span_in_context(self._span, self._context)
-
-    def _below(self, parent: SpanContext | None, made: SpanContext) -> Context:
-        """Return the context of a span's parent."""
-        if parent is made:
-            return contexts.get_current()
-        return self._context if parent is None else trace.set_span_in_context(trace.NonRecordingSpan(parent), self._context)
 
     def stored(self) -> str:
         """Return what is stored with an instance that the message creates; nothing unless the span is recorded."""
@@ -202,11 +202,9 @@ def _read(pending: str) -> SpanContext:
         return trace.INVALID_SPAN_CONTEXT
 
 
-def _links(known: Sequence[SpanContext], parent: SpanContext | None) -> list[Link]:
+def _links(known: Sequence[SpanContext], parent: SpanContext) -> list[Link]:
     """Return a link to each of these spans, but for the parent."""
-    others = {each.span_id: each for each in known}
-    if parent is not None:
-        del others[parent.span_id]
+    others = {each.span_id: each for each in known if each.is_valid and each.span_id != parent.span_id}
     return [Link(each) for each in others.values()]
 
 
