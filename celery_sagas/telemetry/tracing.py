@@ -60,7 +60,7 @@ class OpenTelemetryTracer:
             constant = self._constant[task] = self._constant_of(task)
         attributes = {**constant, "messaging.message.id": message_id}
         is_called = bool(request.called_directly)
-        sent = contexts.get_current() if is_called else propagate.extract(texts_of(request, _fields()), contexts.Context())
+        sent = contexts.get_current() if is_called else _context_of(texts_of(request, _fields()))
         waits = is_batched and bool(signals.task_prerun.receivers)
         about = (runtime_of(task.app).settings, sent, is_called, waits, is_batched)
         return MessageSpan(self._tracer, Origin(f"process {task.saga_step.name}", attributes, *about))
@@ -90,6 +90,10 @@ class OpenTelemetryTracer:
         propagate.inject(headers)
         return headers if sum(map(len, headers.values())) <= _MOST_CHARACTERS else {}
 
+    def is_in(self, headers: Mapping[str, Any]) -> bool:
+        """Return whether headers have the context of a span; baggage alone is none."""
+        return any(name in headers for name in _fields() if name != "baggage")
+
     @contextmanager
     def publishing(self, headers: Mapping[str, Any] | None) -> Iterator[None]:
         """Publish a message in the context of its headers, and leave no span behind, as a tool does for an unknown task."""
@@ -104,6 +108,11 @@ class OpenTelemetryTracer:
         """Remove the headers of a context."""
         for name in _fields():
             headers.pop(name, None)
+
+
+def _context_of(headers: dict[str, str]) -> contexts.Context:
+    """Return the context that headers of a message have."""
+    return propagate.extract(headers, contexts.Context()) if headers else contexts.Context()
 
 
 def _fields() -> set[str]:

@@ -33,6 +33,9 @@ class Tracer(Protocol):
     def headers(self) -> Mapping[str, str]:
         """Return the headers with which a message belongs to what is done here."""
 
+    def is_in(self, headers: Mapping[str, Any]) -> bool:
+        """Return whether a message with these headers belongs to something already."""
+
     def publishing(self, headers: Mapping[str, Any] | None) -> AbstractContextManager[None]:
         """Have a message be published where it belongs by its headers; leave nothing of that behind."""
 

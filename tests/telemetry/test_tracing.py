@@ -469,6 +469,15 @@ class TestContext:
         context.detach(token)
         assert "baggage" not in worker.waiting()[0].headers
 
+    def test_message_with_a_context_of_its_own(self, app: Celery, order: Any, worker: Worker, spans: Spans) -> None:
+        """Nothing of another trace is added to it."""
+        own = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
+        other = trace.SpanContext(1, 2, True, trace.TraceFlags(1), trace.TraceState([("vendor", "a")]))
+        with use_span(trace.NonRecordingSpan(other)):
+            app.tasks["order.place"].apply_async(kwargs={"order_id": "7"}, headers={"traceparent": own})
+        headers = worker.waiting()[0].headers
+        assert (headers["traceparent"], headers.get("tracestate")) == (own, None)
+
     @pytest.mark.parametrize("value", ["", "x", 7, ["00-1"], "00-" + "f" * 32])
     def test_header_that_is_no_context(self, app: Celery, order: Any, worker: Worker, spans: Spans, value: Any) -> None:
         app.tasks["order.place"].apply_async(kwargs={"order_id": "7"}, headers={"traceparent": value})

@@ -32,7 +32,7 @@ def look_at_message(sender: Any = None, headers: dict[str, Any] | None = None, *
     """Put the causation and trace of the running task on a message that it publishes; log one that a step should have sent."""
     if headers is None:
         return
-    if tracing.tracer is not None:
+    if tracing.tracer is not None and not tracing.tracer.is_in(headers):
         for name, value in tracing.tracer.headers().items():
             headers.setdefault(name, value)
     session = current_session()
