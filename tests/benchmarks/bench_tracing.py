@@ -1,4 +1,7 @@
-"""What it costs a step that its span is made, though nobody gets it; and what it costs that it might be."""
+"""What it costs a step that its span is made, though nobody gets it; and what it costs that it might be.
+
+A step is called, so that no broker's time is counted; and it is handled by a worker, as users have it.
+"""
 
 import statistics
 from collections.abc import Callable
@@ -13,6 +16,8 @@ import pytest
 from tests.benchmarks.bench_before import BEFORE, NOW, urls
 from tests.benchmarks.conftest import Report
 from tests.benchmarks.living import block, living
+from tests.benchmarks.rates import in_turn, middle, rate, ratio, spread
+from tests.integration.conftest import Deploy
 
 #: Lives in a row, and how often each process lives them, in turn; the first time warms up.
 LIVES, BLOCKS = 100, 60
@@ -26,6 +31,22 @@ Start: TypeAlias = Callable[[str], AbstractContextManager["Popen[str]"]]
 def test_a_step_that_is_traced(report: Report, tmp_path: Path, engine: str) -> None:
     off, on = partial(living, NOW), partial(living, NOW, is_traced=True)
     _compare(report, f"step with a span against none, {engine}", tmp_path, engine, off, on, ON)
+
+
+@pytest.mark.parametrize("batch", [50, 1])
+def test_a_step_that_is_traced_in_a_worker(deploy: Deploy, report: Report, batch: int) -> None:
+    """In one process, in batches or each as a task."""
+    off, on = deploy("timed_counters", "redis", "redis"), deploy("traced_counters", "redis", "redis")
+    for deployment in (off, on):
+        deployment.settings["saga_batch"] = batch
+    untraced, traced = in_turn([partial(rate, each, "counter.add", "prefork", processes=1) for each in (off, on)])
+    cost = 1 / ratio(traced, untraced)
+    report(
+        f"step with a span against none, worker, redis, batches of {batch}",
+        f"{cost:.3f}  ({middle(traced)} of {middle(untraced)} /s; {spread(traced, untraced)})",
+        f"<= {ON}",
+        cost <= ON,
+    )
 
 
 @pytest.mark.skipif(not BEFORE, reason="CELERY_SAGAS_TEST_BEFORE names no checkout")

@@ -12,7 +12,7 @@ from tests.waiting import wait_until
 MESSAGES = 5_000
 COUNTERS = 250
 ROUNDS = 5
-#: Messages that a worker of two processes has received beforehand, of tasks and of steps: as the page on speed recommends it.
+#: Messages that a worker has received beforehand, of tasks and of steps: as the page on speed recommends it.
 PREFETCHED = 128
 
 
@@ -47,13 +47,13 @@ def ratio(rates: Sequence[float], others: Sequence[float]) -> float:
     return statistics.median(rate / other for rate, other in zip(rates, others, strict=True))
 
 
-def rate(deployment: Deployment, task: str, pool: str, counters: int = COUNTERS) -> float:
+def rate(deployment: Deployment, task: str, pool: str, counters: int = COUNTERS, *, processes: int = 2) -> float:
     """Return the tasks per second, from the start of the first one to the end of the last."""
     for name, amount in increments(MESSAGES, counters):
         deployment.send(task, name=name, amount=amount)
-    deployment.settings["worker_prefetch_multiplier"] = PREFETCHED // 2
+    deployment.settings["worker_prefetch_multiplier"] = PREFETCHED // processes
     deployment.paths = [str(APPS)]
-    worker = deployment.start(pool, 2, level="WARNING").wait_ready()
+    worker = deployment.start(pool, processes, level="WARNING").wait_ready()
     done = times(deployment, worker)
     count = sum(count for _, _, count in done)
     # other brokers do not tell what is prefetched; it is left when the worker ends
