@@ -130,6 +130,29 @@ def test_every_page_is_in_the_table_of_contents():
     assert set(listed) >= {page.stem for page in DOCS.glob("*.md")} - {"index"}
 
 
+@pytest.mark.parametrize(
+    ("page", "program", "packages"),
+    [
+        ("comparison.md", "batches.py", {"celery-sagas", "celery[redis]<5.7", "celery-batches"}),
+        ("comparison.md", "celery_saga_killed.py", {"celery-saga", "celery[redis]"}),
+        ("comparison.md", "eta.py", {"celery-sagas[redis,postgresql]"}),
+        ("fastapi.md", "", {"httpx2"}),
+        ("telemetry.md", "CeleryInstrumentor", {"opentelemetry-instrumentation-celery"}),
+    ],
+)
+def test_pages_install_what_their_programs_import(page, program, packages):
+    commands = re.findall(r"^pip install .*$", (DOCS / page).read_text(), flags=re.MULTILINE)
+    assert any(packages <= set(command.replace('"', "").split()) for command in commands if program in command)
+
+
+def test_settings_on_the_page_about_django_import_what_they_use(tmp_path):
+    shown = (DOCS / "django.md").read_text().partition("django_shop/shop/settings.py\n")[2].partition("```")[0]
+    options = dict(re.findall(r"^:([\w-]+): (.*)$", shown, flags=re.MULTILINE))
+    settings = (DOCS.parent / "example_project/django_shop/shop/settings.py").read_text()
+    program = options["start-at"] + settings.partition(options["start-at"])[2]
+    exec(f"{options.get('prepend', '')}\n{program}", {"BASE_DIR": tmp_path})  # as Django's own settings have it
+
+
 @pytest.mark.server
 @pytest.mark.parametrize(
     ("page", "begin", "end"),
