@@ -57,7 +57,7 @@ def ask(signature: "StepSignature[R]", *, timeout: Delay, id: str | None = None)
         TypeError: It is no signature of a step, or ``timeout`` is of another type.
         ValueError: ``timeout`` is negative.
         UnreadableState: This process cannot decode the answer, as its ``saga_codec`` lacks the key.
-        StoreError: The store is unavailable.
+        StoreError: The store is unavailable; the message may still be handled: ask again with the same ``id``.
     """
     app = current_app()
     refuse_in_task("ask", current_session())
