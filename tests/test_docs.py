@@ -135,7 +135,9 @@ def test_every_page_is_in_the_table_of_contents():
     [
         ("comparison.md", "batches.py", {"celery-sagas", "celery[redis]<5.7", "celery-batches"}),
         ("comparison.md", "celery_saga_killed.py", {"celery-saga", "celery[redis]"}),
-        ("comparison.md", "eta.py", {"celery-sagas[redis,postgresql]"}),
+        ("comparison.md", "eta.py", {"celery-sagas[postgresql]", "celery[redis]"}),
+        ("quickstart.md", "", {"celery[redis]"}),
+        ("../README.md", "", {"celery[redis]"}),
         ("fastapi.md", "", {"httpx2"}),
         ("telemetry.md", "CeleryInstrumentor", {"opentelemetry-instrumentation-celery"}),
     ],
