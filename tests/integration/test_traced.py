@@ -67,7 +67,8 @@ def test_life_of_an_order(deploy: Deploy, collector: Collector, mode: str, has_c
     deployment.client.send_task("order.ship", kwargs={"order_id": order}, headers={"traceparent": OUTSIDE})
     place, _, remind, ship = spans = wait_for(deployment, collector, PLACE, CHARGED, REMIND, SHIP)
     if has_celerys:
-        wait_for(deployment, collector, "run/charge", *(f"run/order.{step}" for step in ("place", "charged", "remind", "ship")))
+        celerys = [f"run/order.{step}" for step in ("place", "charged", "remind", "ship")]
+        wait_for(deployment, collector, "run/charge", "apply_async/order.charged", *celerys)
 
     def parent(span: ReceivedSpan) -> str:
         return collector.name_of(span.parent)
