@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import parse_qsl
 
 from itsdangerous import BadData, URLSafeTimedSerializer
@@ -17,6 +17,14 @@ _FIELDS: Final = 20
 #: For how long a token is good. Seconds.
 _GOOD_S: Final = 3_600
 _URLENCODED: Final = "application/x-www-form-urlencoded"
+
+
+class Verb(NamedTuple):
+    """What a form asks whether it is to be done."""
+
+    title: str
+    says: str  #: what it does
+    is_grave: bool  #: whether it cannot be taken back, or holds others up
 
 
 class Tokens:

@@ -1,23 +1,16 @@
 """Acts on dead letters."""
 
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 from celery_sagas.errors import SagaError, StoreUnavailable
 from celery_sagas.operate import Operator, Treated
 from celery_sagas.operate.dead_letters import dead_letter_of
 from celery_sagas.stores.records import DeadLetter
+from celery_sagas.web.forms import Verb
 from celery_sagas.web.visit import Page, Refused, Visit
 
-
-class Verb(NamedTuple):
-    """What an operator may do to a dead letter."""
-
-    title: str
-    says: str
-    is_grave: bool
-
-
+#: What an operator may do to a dead letter.
 VERBS: Final[Mapping[str, Verb]] = {
     "retry": Verb(
         "Retry",

@@ -1,23 +1,16 @@
 """Holding a step, or all steps of a saga, and releasing it."""
 
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 from celery_sagas.errors import SagaError, StoreUnavailable
 from celery_sagas.operate import Operator
 from celery_sagas.operate.switching import Switched
+from celery_sagas.web.forms import Verb
 from celery_sagas.web.pages.overview import OVERVIEW
 from celery_sagas.web.visit import Page, Refused, Visit
 
-
-class Verb(NamedTuple):
-    """What an operator may do to a step, or to all steps of a saga."""
-
-    title: str
-    says: str
-    is_grave: bool
-
-
+#: What an operator may do to a step, or to all steps of a saga.
 VERBS: Final[Mapping[str, Verb]] = {
     "hold": Verb(
         "Hold",
