@@ -22,8 +22,8 @@ def flush_at_end(provider: Callable[[], Any], receiver: str) -> None:
     """
 
     def flush(**_: object) -> None:
-        if hasattr(provider(), "force_flush"):  # of the SDK
-            flushing = Thread(target=_flush, args=(provider(),), daemon=True)
+        if hasattr(given := provider(), "force_flush"):  # of the SDK
+            flushing = Thread(target=_flush, args=(given,), daemon=True)
             flushing.start()
             flushing.join(_FLUSHED_S)
 
