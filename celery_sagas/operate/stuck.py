@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple, TypeVar
@@ -9,7 +10,7 @@ from typing import NamedTuple, TypeVar
 from celery_sagas.core.pending import PAUSED
 from celery_sagas.core.registry import registry
 from celery_sagas.core.saga import SagaDefinition
-from celery_sagas.engine.listing import glances
+from celery_sagas.engine.listing import glances, read_records
 from celery_sagas.errors import UnreadableState
 from celery_sagas.operate.choosing import LOOKED_AT, LateRows, idle_for, saga_of, waiting_with
 from celery_sagas.operate.explain import LATE_MS, Verdict, explain
@@ -20,7 +21,7 @@ from celery_sagas.operate.spans import span
 from celery_sagas.operate.switching import held_in
 from celery_sagas.stores.instances import MOST, Glance
 from celery_sagas.stores.ports import Backend
-from celery_sagas.stores.records import ID, DeadLetter, Lookup, OutboxGlance
+from celery_sagas.stores.records import ID, DeadLetter, Lookup, OutboxGlance, Record
 
 FoundT = TypeVar("FoundT")
 #: How many characters of an error are shown.
@@ -123,49 +124,45 @@ class Look:
         """Yield the messages that were not handled for long, cannot be published, or that no relay has taken."""
         keys, waiting, shown, told = dict[str, str](), set[str](), Counter[tuple[str, str]](), set[tuple[str, str]]()
         rows = LateRows(self.backend, now - self.late_ms, self.looked_at)
-        for row in rows:
-            saga = saga_of(row)
-            kind = saga.name if saga else "", _verdict_of(row)
-            about = row.instance_id, kind[1]
-            if about in told or (saga not in self.sagas and not self.is_whole):
-                continue  # an instance may have a thousand timeouts
-            if shown[kind] == self.limit or (len(keys) == _READ and row.instance_id not in keys):
-                self.cut.add("limit")
-            elif trouble := self._of_row(row, saga, now, keys, waiting):
+        meant = (row for row in rows if self.is_whole or saga_of(row) in self.sagas)
+        while page := list(islice(meant, _PAGE)):
+            self._read([row for row in page if shown[_kind(row)] < self.limit], keys, waiting)
+            for row in page:
+                kind = _kind(row)
+                about = row.instance_id, kind[1]
+                if about in told or row.message_id in waiting:  # an instance may have a thousand timeouts
+                    continue
+                if shown[kind] == self.limit or row.instance_id not in keys:
+                    self.cut.add("limit")
+                    continue
                 shown[kind] += 1
                 told |= {about} if row.instance_id else set()
-                yield trouble
+                since = row.tried_at or row.due_at or row.available_at
+                subject = kind[0], keys[row.instance_id], row.instance_id, since, now - since, row.task
+                yield Trouble(kind[1], *subject, 1, _sentence(row, now))
         self.cut.update(rows.cut)
 
-    def _of_row(
-        self, row: OutboxGlance, saga: SagaDefinition | None, now: int, keys: dict[str, str], waiting: set[str]
-    ) -> Trouble | None:
-        """Return the trouble with a row; ``None`` if its message has come, and waits with its instance.
+    def _read(self, rows: Iterable[OutboxGlance], keys: dict[str, str], waiting: set[str]) -> None:
+        """Add the keys of the instances of rows, by their ids, and the ids of the messages that have come and wait with them."""
+        unread = {row.instance_id: saga_of(row) for row in rows if row.instance_id not in keys}
+        if len(keys) + len(unread) > _READ:
+            return
+        keys |= dict.fromkeys(unread, "")
+        for saga in filter(None, set(unread.values())):
+            ids = [id for id, owner in unread.items() if id and owner == saga]
+            for record in self._records(saga, ids):
+                keys[record.id] = record.key
+                waiting |= waiting_with(record)
 
-        Args:
-            row: The row.
-            saga: Its saga.
-            now: The store's time.
-            keys: Of the instances that were looked at, by their ids.
-            waiting: The ids of the messages that wait with these.
-        """
-        if row.instance_id not in keys:
-            keys[row.instance_id], held = self._key(saga, row.instance_id)
-            waiting |= held
-        if row.message_id in waiting:
-            return None
-        name, key, since = saga.name if saga else "", keys[row.instance_id], row.tried_at or row.due_at or row.available_at
-        return Trouble(_verdict_of(row), name, key, row.instance_id, since, now - since, row.task, 1, _sentence(row, now))
-
-    def _key(self, saga: SagaDefinition | None, id: str) -> tuple[str, set[str]]:
-        """Return the key of an instance, and the ids of the messages that wait with it."""
-        if saga is None or not id:
-            return "", set()
-        try:
-            record = self.backend.sagas.find(Lookup(saga.names, ID, id)).record
-        except UnreadableState:
-            return "", set()
-        return (record.key, waiting_with(record)) if record else ("", set())
+    def _records(self, saga: SagaDefinition, ids: Sequence[str]) -> Iterator[Record]:
+        """Yield the instances with some ids, without those that cannot be read."""
+        if self.backend.has_instances:
+            yield from (read for read in read_records(self.backend, saga, ids).values() if isinstance(read, Record))
+            return
+        for id in ids:
+            with suppress(UnreadableState):
+                if record := self.backend.sagas.find(Lookup(saga.names, ID, id)).record:
+                    yield record
 
     def _of_dead_letters(self, now: int) -> Iterator[Trouble]:
         names = {name for saga in self.sagas for name in saga.names}
@@ -225,6 +222,12 @@ def _explained(facts: Facts, since: int) -> Trouble:
     verdict, sentence = explain(facts)[:2]
     about = facts.saga.name, facts.key, facts.instance_id
     return Trouble(verdict.value, *about, since, facts.now - since, "", 1, sentence.removesuffix("."))
+
+
+def _kind(row: OutboxGlance) -> tuple[str, str]:
+    """Return the name of the saga that a row is of, empty if that is none, and the verdict about it."""
+    saga = saga_of(row)
+    return saga.name if saga else "", _verdict_of(row)
 
 
 def _verdict_of(row: OutboxGlance) -> str:

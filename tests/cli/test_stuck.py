@@ -11,14 +11,14 @@ import pytest
 from celery import Celery, signature
 
 from celery_sagas import Failure, Saga
-from celery_sagas.errors import StoreUnavailable
+from celery_sagas.errors import StoreUnavailable, UnreadableState
 from celery_sagas.operate.doctor.facts import Broker, Code, Relay, Worker, Workers
 from celery_sagas.operate.explain import LATE_MS
 from celery_sagas.operate.operator import Operator
 from celery_sagas.stores.instances import PENDING
 from celery_sagas.stores.memory.dead_letters import MemoryDeadLetters
 from celery_sagas.stores.memory.outbox import MemoryOutbox
-from celery_sagas.stores.records import OutboxRow, Outgoing
+from celery_sagas.stores.records import Lookup, OutboxRow, Outgoing
 from celery_sagas.testing.samples import HOUR, MINUTE, dead_letter, entry, send
 from tests.apps import backend_of
 from tests.cli.test_describe import run
@@ -410,6 +410,28 @@ def test_message_of_no_instance(app: Celery, shop: Any) -> None:
     [found] = facts(app, "stuck")
     assert (found["verdict"], found["saga"], found["key"], found["task"]) == ("unsent", "", "", "mail.write")
     assert facts(app, "stuck", "order") == []
+
+
+def test_backend_that_lists_no_instances(app: Celery, shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The instances of messages are found one by one; one that cannot be read is shown by its id."""
+    backend = backend_of(app)
+    shop.place("1", after=60)
+    shop.place("2", after=60)
+    rows = {key: due_row(app, key) for key in "12"}
+    backend.outbox.release("relay", [row.id for row in rows.values()])
+    leave_alone(app, LATE_MS + HOUR, monkeypatch)
+    find, damaged = type(backend.sagas).find, rows["2"].instance_id
+
+    def find_one(sagas: Any, lookup: Lookup, *args: Any) -> Any:
+        if lookup.value == damaged:
+            raise UnreadableState("order", "2", "it is damaged")
+        return find(sagas, lookup, *args)
+
+    monkeypatch.setattr(type(backend.sagas), "find", find_one)
+    monkeypatch.setattr(type(backend), "has_instances", False)
+    found = {row["id"]: row for row in facts(app, "stuck", "order")}
+    assert found.keys() == {row.instance_id for row in rows.values()}
+    assert [found[row.instance_id]["key"] for row in rows.values()] == ["1", ""]
 
 
 def test_backend_that_is_away(app: Celery, shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
