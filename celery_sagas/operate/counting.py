@@ -1,6 +1,6 @@
 """Counts of instances, messages and dead letters. Each stops where operators need no more: it costs what it counts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import Any, Final
 
 from celery_sagas.core.pending import PAUSED
@@ -39,26 +39,28 @@ def _oldest(backend: Backend, name: str) -> Any:
     return backend.instances.page(name, 1, oldest_first=True)
 
 
-def of_backend(backend: Backend, looked_at: int | None = None) -> dict[str, Any]:
-    """Return how many messages are in an outbox, how many dead letters are kept, and which tasks no relay has taken.
+def of_backend(backend: Backend) -> dict[str, Any]:
+    """Return how many messages are in an outbox, how many dead letters are kept, and which tasks no relay has taken."""
+    rows = LateRows(backend, backend.outbox.time() - LATE_MS)
+    untaken = {row.task for row in rows.untried()}
+    return {**counts_of(backend), **untaken_facts(untaken, rows.cut)}
 
-    Args:
-        backend: It is read.
-        looked_at: How many messages are looked at that no relay has taken; ``None``: as many as ``LateRows`` does.
-    """
+
+def counts_of(backend: Backend) -> dict[str, Any]:
+    """Return how many messages are in an outbox, and how many dead letters are kept."""
     tally, now = backend.outbox.tally(COUNTED + 1), backend.outbox.time()
-    oldest = now - tally.oldest_due_at if tally.oldest_due_at else None
-    rows = LateRows(backend, now - LATE_MS, looked_at)
-    untaken = sorted({row.task for row in rows.untried()})
     return {
         "backend": backend.url,
         "due": tally.due,
-        "oldest_due_ms": oldest,
+        "oldest_due_ms": now - tally.oldest_due_at if tally.oldest_due_at else None,
         "tried": tally.tried,
         "dead_letters": backend.dead.count(),
-        "untaken": untaken,
-        "may_be_more_untaken": bool(rows.cut),
     }
+
+
+def untaken_facts(tasks: Set[str], cut: Set[str]) -> dict[str, Any]:
+    """Return which tasks no relay has taken; ``cut``, as ``LateRows`` has it, tells whether there may be more."""
+    return {"untaken": sorted(tasks), "may_be_more_untaken": "untried" in cut}
 
 
 def of_switch(switch: Switch) -> dict[str, Any]:

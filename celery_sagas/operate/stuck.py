@@ -69,6 +69,7 @@ class Look:
     late_ms: int = LATE_MS
     looked_at: int | None = None
     cut: set[str] = field(default_factory=set)  #: once it has looked: of what there may be more
+    untaken: set[str] = field(default_factory=set)  #: once it has looked: the tasks of late messages that no relay has taken
 
     def troubles(self) -> list[Trouble]:
         """Return what does not go on, each instance with the first of its troubles.
@@ -126,6 +127,7 @@ class Look:
         rows = LateRows(self.backend, now - self.late_ms, self.looked_at)
         meant = (row for row in rows if self.is_whole or saga_of(row) in self.sagas)
         while page := list(islice(meant, _PAGE)):
+            self.untaken.update(row.task for row in page if not row.tried_at)
             self._read([row for row in page if shown[_kind(row)] < self.limit], keys, waiting)
             for row in page:
                 kind = _kind(row)

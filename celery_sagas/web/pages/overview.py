@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from celery_sagas.operate.counting import of_backend, of_sagas, of_switch
+from celery_sagas.operate.counting import counts_of, of_sagas, of_switch, untaken_facts
 from celery_sagas.operate.doctor import Level, diagnose
 from celery_sagas.operate.stuck import Look, each_once
 from celery_sagas.operate.switching import held_in
@@ -34,11 +34,12 @@ def _read(visit: Visit) -> dict[str, Any]:
     def counted(backend: Backend) -> dict[str, Any]:
         sagas = runtime.backends.sagas_in(backend)
         look = Look(backend, sagas, _LIMIT, looked_at=LOOKED_AT)
+        troubles = look.troubles()
         return {
             "sagas": list(of_sagas(backend, sagas)),
-            "backend": of_backend(backend, LOOKED_AT),
+            "backend": {**counts_of(backend), **untaken_facts(look.untaken, look.cut)},
             "held": list(map(of_switch, held_in(backend))),
-            "troubles": look.troubles(),
+            "troubles": troubles,
             "more": bool(look.cut),
         }
 
