@@ -336,9 +336,20 @@ def on_finalise_last(callback: Callable[[Celery], None]) -> None:
 
 
 def after_all_tasks(app: Any, callback: Callable[[Celery], None]) -> None:
-    """Have an app that is being finalised call back once all its other tasks are registered; errors propagate."""
+    """Have an app that is being finalised call back once all its other tasks are registered; errors propagate.
+
+    Celery drops an ``AttributeError`` of what it evaluates, so that the app would go on without its steps: another error has it
+    as its cause.
+    """
+
+    def call_back() -> None:
+        try:
+            callback(app)
+        except AttributeError as exc:
+            raise RuntimeError(f"the tasks of {app.main or 'the app'} cannot be registered: {exc}") from exc
+
     promise: Any = PromiseProxy
-    app._pending.append(promise(callback, (app,)))
+    app._pending.append(promise(call_back))
 
 
 def registered(app: Any, name: str) -> Any:
