@@ -15,8 +15,7 @@ from tests.integration.conftest import Deploy
 from tests.integration.ledgers import ENTER, SOON, Sent, assert_kept, enter, keep_busy
 from tests.integration.proxy import Proxy
 from tests.integration.redeliveries import PLACES, TIMEOUT_S, assert_no_spinning, wait_redelivered
-from tests.integration.worker import Deployment, Worker
-from tests.waiting import wait_until
+from tests.integration.worker import Deployment
 
 #: Messages that are sent before the store goes away, and while it is.
 BEFORE, WHILE_AWAY = 300, 40
@@ -81,7 +80,7 @@ def test_messages_wait_for_their_store(deploy: Deploy, store: Store, engine: str
     assert_kept(deployment, sent)
     assert_no_spinning(worker, ENTER, time.monotonic() - began)
     assert worker.children() == children
-    wait_until(lambda: deployment.queued() == 0 and deployment.unacknowledged() == 0, lambda: _left(deployment, worker))
+    deployment.wait_idle(worker)
     assert worker.stop() == 0
     assert deployment.queued() == 0  # nor did it hold anything back
 
@@ -100,10 +99,6 @@ def test_messages_outlive_the_worker_that_has_put_them_off(deploy: Deploy, store
     store.come_back()
     deployment.start("prefork", 4)
     assert_kept(deployment, sent)
-
-
-def _left(deployment: Deployment, worker: Worker) -> str:
-    return f"{deployment.queued()} messages in the queue, {deployment.unacknowledged()} unacknowledged\n{worker.log[-8_000:]}"
 
 
 def _go_away_under_load(deployment: Deployment, store: Store, sent: Sent) -> None:

@@ -118,11 +118,12 @@ def test_a_pool_that_grows_and_shrinks(deploy: Deploy, engine: str, broker: str)
 
 def _assert_kept_by_another(deployment: Deployment, sent: Sent, pool: str) -> None:
     """Assert that another worker comes to the end of everything, and redelivers nothing later any more."""
+    handed_back = deployment.queued()
     worker = deployment.start(pool, 4, queue=",".join(deployment.queues)).wait_ready()
     if deployment.broker.startswith("redis"):
         enter_again(deployment, sent)
     assert_kept(deployment, sent)
-    wait_until(lambda: deployment.queued() == 0 and deployment.unacknowledged() == 0, "empty queues")
+    deployment.wait_idle(worker, handed_back)
     assert worker.stop() == 0
     assert deployment.queued() == 0  # nor did it hold anything back
     assert deployment.backend.outbox.count() == 0

@@ -103,6 +103,6 @@ def _assert_heard_by_both(deployment: Deployment, sent: Sent) -> None:
 
 def _assert_ends(deployment: Deployment, worker: Worker) -> None:
     """Assert that a worker has nothing left to do, and holds nothing back."""
-    wait_until(lambda: deployment.queued() == 0 and deployment.unacknowledged() == 0, "empty queues")
+    deployment.wait_idle(worker)
     assert worker.stop() == 0
     assert deployment.queued() == 0

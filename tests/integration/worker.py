@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -37,6 +38,8 @@ _MUCH_LATER_MS = 3_600_000
 _STACKS_S = 5.0
 #: Where many processes start at once, each of them takes long. Seconds.
 _STARTED_S = 150.0
+#: What Celery logs when a message comes, and when it is done.
+_RECEIVED, _DONE = re.compile(r" Task \S+\[(\S+)\] received$", re.MULTILINE), re.compile(r" Task \S+\[(\S+)\] succeeded in ")
 #: Each process of a pool may wait for 30 s until the main process has read its results; one that stops may not do so. Seconds.
 _ENDED_S = 150.0
 
@@ -137,6 +140,12 @@ class Worker:
             if self.is_running:
                 os.kill(self.pid, signal.SIGTERM)
         return self.wait_ended()
+
+    def has_done_all(self, at_least: int) -> bool:
+        """Whether it has received so many messages, and each that it has received has succeeded, by its log."""
+        log = self.log
+        received = set(_RECEIVED.findall(log))
+        return len(received) >= at_least and received.issubset(_DONE.findall(log))
 
     def freeze(self) -> None:
         """Have it stand still, its pool included: it runs nothing and starts nothing."""
@@ -325,6 +334,18 @@ class Deployment:
             return 0
         with self.client.connection_for_read() as connection, connection.channel() as channel:
             return int(channel.client.zcard(channel.unacked_index_key))
+
+    def wait_idle(self, worker: Worker, at_least: int = 0) -> None:
+        """Wait until nothing is in the queues, and all is done that a worker, the only one, has received.
+
+        Args:
+            worker: One that stops hands back what it has not begun. What that is RabbitMQ does not tell; the worker's log does.
+            at_least: How many messages were in the queues when it started.
+        """
+        wait_until(
+            lambda: worker.has_done_all(at_least) and self.queued() + self.unacknowledged() == 0,
+            lambda: f"{self.queued()} messages in the queues, {self.unacknowledged()} unacknowledged\n{worker.log[-8_000:]}",
+        )
 
     # State
 
