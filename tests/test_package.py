@@ -116,6 +116,21 @@ def test_importing_the_package_loads_no_driver():
     assert subprocess.check_output([sys.executable, "-c", script], text=True) == "[]\n"
 
 
+@pytest.mark.parametrize(
+    ("module", "missing", "extra"),
+    [
+        ("celery_sagas.web", "starlette", "web"),
+        ("celery_sagas.web", "jinja2", "web"),
+        ("celery_sagas.telemetry.tracing", "opentelemetry", "otel"),
+        ("celery_sagas.contrib.fernet", "cryptography", "encryption"),
+    ],
+)
+def test_extra_that_is_not_installed(module: str, missing: str, extra: str):
+    script = f"import sys; sys.modules[{missing!r}] = None; import {module}"
+    failed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert failed.stderr.splitlines()[-1].endswith(f'Run pip install "celery-sagas[{extra}]".')
+
+
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.breaks)
 def test_each_fault_can_be_planted(mutation: Mutation):
     """Its text stands once in its file: else nobody knows whether the tests still notice it."""

@@ -8,6 +8,7 @@ import click
 from celery_sagas.cli import tables
 from celery_sagas.cli.acts import ACTOR
 from celery_sagas.cli.app import opened
+from celery_sagas.errors import ConfigurationError
 from celery_sagas.operate.actors import default_actor
 
 Network = IPv4Network | IPv6Network
@@ -53,7 +54,7 @@ def web(context: click.Context, /, **options: Any) -> None:
     """
     try:
         from celery_sagas.web import serving
-    except ImportError as exc:
+    except (ConfigurationError, ImportError) as exc:
         raise click.ClickException(_EXTRA) from exc
     _serve(context, serving, **options)
 
