@@ -5,7 +5,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty
@@ -38,26 +38,38 @@ class NewApp(Protocol):
     def __call__(self, *, eager: bool = False, **settings: Any) -> Celery: ...
 
 
-@pytest.fixture
-def definitions() -> Iterator[None]:
-    """Sagas, steps and shared tasks of this test alone: definitions are global to a process, and ``app.task`` is shared too.
+@contextmanager
+def definitions_of_their_own() -> Iterator[None]:
+    """Have sagas, steps and shared tasks be known meanwhile, and no others: they are global to a process, as apps are.
 
-    No app of another test is active: Celery gives a shared task at once to each that is finalised, and that keeps it.
+    No other app is active or current: Celery gives a shared task at once to each active one that is finalised, which keeps it.
     """
     kept = dict(registry.sagas), dict(registry.steps), dict(registry.aggregators), list(registry.subscribers)
     shared, apps, default = set(_state._on_app_finalizers), _state._apps, _state.default_app
+    current = _state._tls.current_app
     _state._apps, _state.default_app = WeakSet(), None
+    _state._set_current_app(None)
     for table in (registry.sagas, registry.steps, registry.aggregators, registry.subscribers):
         table.clear()
-    yield
-    registry.sagas, registry.steps, registry.aggregators, registry.subscribers = kept
-    _state._on_app_finalizers.intersection_update(shared)
-    _state._apps, _state.default_app = apps, default
+    try:
+        yield
+    finally:
+        registry.sagas, registry.steps, registry.aggregators, registry.subscribers = kept
+        _state._on_app_finalizers.intersection_update(shared)
+        _state._apps, _state.default_app = apps, default
+        _state._set_current_app(current)
+
+
+@pytest.fixture
+def definitions() -> Iterator[None]:
+    """Sagas, steps, shared tasks and apps of this test alone."""
+    with definitions_of_their_own():
+        yield
 
 
 @pytest.fixture
 def new_app(definitions: None) -> Iterator[NewApp]:
-    """Apps of this test alone; afterwards none of them is current, active or has a connection."""
+    """Apps of this test alone; afterwards none of them has a connection."""
     apps: list[Celery] = []
 
     def make(*, eager: bool = False, **settings: Any) -> Celery:
@@ -73,13 +85,11 @@ def new_app(definitions: None) -> Iterator[NewApp]:
         apps.append(app)
         return app
 
-    before = _state._get_current_app() if _state.default_app else None
     yield make
     for app in apps:
         close_runtime(app)
         app.close()
     pools.reset()  # Celery leaves connections to the next app of the process, which drops them unclosed if it has no limit
-    _state._set_current_app(before)
     assert current_session() is None, "a session was left open"
 
 

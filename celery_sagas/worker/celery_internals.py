@@ -313,12 +313,6 @@ def is_terminating() -> bool:
     return how is not None and how is not False
 
 
-def is_finalised() -> bool:
-    """Return whether the current app has registered its tasks, without making or finalising an app."""
-    app: Any = present_app()
-    return app is not None and bool(app.finalized)
-
-
 def finalised_apps() -> list[Celery]:
     """Return the live apps that have registered their tasks already."""
     state: Any = _state

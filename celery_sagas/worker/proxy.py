@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery.local import Proxy
 
-from celery_sagas.worker.celery_internals import current_app, is_finalised
+from celery_sagas.worker.celery_internals import current_app, present_app, registered
 
 if TYPE_CHECKING:
 
@@ -18,7 +18,7 @@ else:
         """Stands for a task, and has its definition without any app."""
 
         __slots__ = ("_definition",)
-        #: The class that it appears to have before the app is finalised.
+        #: The class that it appears to have while the app has no task.
         _stand_in: type
 
         def __init__(self, definition: Any) -> None:
@@ -30,8 +30,13 @@ else:
 
         @property
         def __class__(self) -> type:
-            """The task's class; before the app is finalised a stand-in: pydantic checks the class of every object in a module."""
-            return self._get_class() if is_finalised() else type(self)._stand_in
+            """The task's class; a stand-in while the app has no task: pydantic checks the class of every object in a module.
+
+            It has none before it is finalised, nor if it was closed before the task was defined, and is the current one still.
+            """
+            app = present_app()
+            task = registered(app, self.name) if app is not None and app.finalized else None
+            return type(self)._stand_in if task is None else task.__class__
 
         @property
         def name(self) -> str:

@@ -67,6 +67,16 @@ class TestApps:
         app.finalize()
         assert isinstance(order.place, app.Task)
 
+    def test_being_looked_at_needs_no_task(self, new_app: NewApp) -> None:
+        """An app that is closed stays the current one, and gets no tasks any more."""
+        with new_app() as app:
+            app.finalize()
+        order = define()
+
+        assert "order.place" not in app.tasks
+        assert isinstance(order.place, Task)
+        assert not isinstance(order.place, str)
+
     def test_each_app_has_a_task_and_a_backend_of_its_own(self, new_app: NewApp) -> None:
         order = define()
         first, second = new_app(), new_app()
