@@ -43,10 +43,10 @@ def of_backend(backend: Backend) -> dict[str, Any]:
     """Return how many messages are in an outbox, how many dead letters are kept, and which tasks no relay has taken."""
     rows = LateRows(backend, backend.outbox.time() - LATE_MS)
     untaken = {row.task for row in rows.untried()}
-    return {**counts_of(backend), **untaken_facts(untaken, rows.cut)}
+    return {**of_messages(backend), **of_untaken(untaken, rows.cut)}
 
 
-def counts_of(backend: Backend) -> dict[str, Any]:
+def of_messages(backend: Backend) -> dict[str, Any]:
     """Return how many messages are in an outbox, and how many dead letters are kept."""
     tally, now = backend.outbox.tally(COUNTED + 1), backend.outbox.time()
     return {
@@ -58,7 +58,7 @@ def counts_of(backend: Backend) -> dict[str, Any]:
     }
 
 
-def untaken_facts(tasks: Set[str], cut: Set[str]) -> dict[str, Any]:
+def of_untaken(tasks: Set[str], cut: Set[str]) -> dict[str, Any]:
     """Return which tasks no relay has taken; ``cut``, as ``LateRows`` has it, tells whether there may be more."""
     return {"untaken": sorted(tasks), "may_be_more_untaken": "untried" in cut}
 

@@ -28,8 +28,10 @@ FoundT = TypeVar("FoundT")
 _ERROR = 100
 #: How many instances with messages that were not handled are read: these may wait with them.
 _READ = 10_000
-#: How many instances are read at once of which a page has not all; each may have a megabyte.
+#: How many instances are read at once; each may have a megabyte.
 _PAGE = 50
+#: A message, and the saga a step of which has decided it.
+_Owned = tuple[OutboxGlance, SagaDefinition | None]
 
 
 class Trouble(NamedTuple):
@@ -123,48 +125,34 @@ class Look:
 
     def _of_rows(self, now: int) -> Iterator[Trouble]:
         """Yield the messages that were not handled for long, cannot be published, or that no relay has taken."""
-        keys, waiting, shown, told = dict[str, str](), set[str](), Counter[tuple[str, str]](), set[tuple[str, str]]()
         rows = LateRows(self.backend, now - self.late_ms, self.looked_at)
-        meant = (row for row in rows if self.is_whole or saga_of(row) in self.sagas)
-        while page := list(islice(meant, _PAGE)):
-            self.untaken.update(row.task for row in page if not row.tried_at)
-            self._read([row for row in page if shown[_kind(row)] < self.limit], keys, waiting)
-            for row in page:
-                kind = _kind(row)
-                about = row.instance_id, kind[1]
-                if about in told or row.message_id in waiting:  # an instance may have a thousand timeouts
+        owners, shown, told = _Owners(self.backend), Counter[tuple[str, str]](), set[tuple[str, str]]()
+        for page in self._pages(rows):
+            self.untaken.update(row.task for row, _ in page if not row.tried_at)
+            owners.read((row, saga) for row, saga in page if shown[_kind(row, saga)] < self.limit)
+            for row, saga in page:
+                kind = name, verdict = _kind(row, saga)
+                if row.message_id in owners.waiting or (row.instance_id, verdict) in told:
                     continue
-                if shown[kind] == self.limit or row.instance_id not in keys:
+                if shown[kind] == self.limit or row.instance_id not in owners.keys:
                     self.cut.add("limit")
                     continue
                 shown[kind] += 1
-                told |= {about} if row.instance_id else set()
+                if row.instance_id:  # which may have a thousand timeouts
+                    told.add((row.instance_id, verdict))
                 since = row.tried_at or row.due_at or row.available_at
-                subject = kind[0], keys[row.instance_id], row.instance_id, since, now - since, row.task
-                yield Trouble(kind[1], *subject, 1, _sentence(row, now))
+                subject = name, owners.keys[row.instance_id], row.instance_id, since, now - since, row.task
+                yield Trouble(verdict, *subject, 1, _sentence(row, now))
         self.cut.update(rows.cut)
 
-    def _read(self, rows: Iterable[OutboxGlance], keys: dict[str, str], waiting: set[str]) -> None:
-        """Add the keys of the instances of rows, by their ids, and the ids of the messages that have come and wait with them."""
-        unread = {row.instance_id: saga_of(row) for row in rows if row.instance_id not in keys}
-        if len(keys) + len(unread) > _READ:
-            return
-        keys |= dict.fromkeys(unread, "")
-        for saga in filter(None, set(unread.values())):
-            ids = [id for id, owner in unread.items() if id and owner == saga]
-            for record in self._records(saga, ids):
-                keys[record.id] = record.key
-                waiting |= waiting_with(record)
-
-    def _records(self, saga: SagaDefinition, ids: Sequence[str]) -> Iterator[Record]:
-        """Yield the instances with some ids, without those that cannot be read."""
-        if self.backend.has_instances:
-            yield from (read for read in read_records(self.backend, saga, ids).values() if isinstance(read, Record))
-            return
-        for id in ids:
-            with suppress(UnreadableState):
-                if record := self.backend.sagas.find(Lookup(saga.names, ID, id)).record:
-                    yield record
+    def _pages(self, rows: Iterable[OutboxGlance]) -> Iterator[list[_Owned]]:
+        """Yield what is meant of rows, in pages: the first has no more than is shown, since each instance of a page is read."""
+        owned = ((row, saga_of(row)) for row in rows)
+        meant = ((row, saga) for row, saga in owned if self.is_whole or saga in self.sagas)
+        at_once = min(self.limit, _PAGE)
+        while page := list(islice(meant, at_once)):
+            yield page
+            at_once = min(at_once * 2, _PAGE)  # many wait with their instances, or are of those that are shown
 
     def _of_dead_letters(self, now: int) -> Iterator[Trouble]:
         names = {name for saga in self.sagas for name in saga.names}
@@ -210,6 +198,38 @@ class Look:
         return not (rows and self.backend.outbox.read(rows))
 
 
+class _Owners:
+    """The instances of messages, each read once, up to ``_READ``."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self.keys = dict[str, str]()  #: by their ids; empty: it is gone, or cannot be read
+        self.waiting = set[str]()  #: the ids of the messages that have come, and wait with them
+
+    def read(self, rows: Iterable[_Owned]) -> None:
+        """Read the instances of messages, up to ``_READ`` in all."""
+        unread = dict[str, SagaDefinition | None]()
+        for row, saga in rows:
+            if row.instance_id not in self.keys:
+                unread[row.instance_id] = unread.get(row.instance_id) or saga  # the step of another message may be gone
+        unread = dict(islice(unread.items(), _READ - len(self.keys)))
+        self.keys |= dict.fromkeys(unread, "")
+        for saga in filter(None, set(unread.values())):
+            for record in self._records(saga, [id for id, owner in unread.items() if id and owner == saga]):
+                self.keys[record.id] = record.key
+                self.waiting |= waiting_with(record)
+
+    def _records(self, saga: SagaDefinition, ids: Sequence[str]) -> Iterator[Record]:
+        """Yield the instances with some ids, without those that are gone or cannot be read."""
+        if self._backend.has_instances:
+            yield from (read for read in read_records(self._backend, saga, ids).values() if isinstance(read, Record))
+            return
+        for id in ids:
+            with suppress(UnreadableState):
+                if record := self._backend.sagas.find(Lookup(saga.names, ID, id)).record:
+                    yield record
+
+
 def each_once(troubles: Iterable[Trouble]) -> list[Trouble]:
     """Return troubles without those of an instance that one before them is about, and without repeats of any."""
     first = dict[object, Trouble]()
@@ -226,9 +246,8 @@ def _explained(facts: Facts, since: int) -> Trouble:
     return Trouble(verdict.value, *about, since, facts.now - since, "", 1, sentence.removesuffix("."))
 
 
-def _kind(row: OutboxGlance) -> tuple[str, str]:
-    """Return the name of the saga that a row is of, empty if that is none, and the verdict about it."""
-    saga = saga_of(row)
+def _kind(row: OutboxGlance, saga: SagaDefinition | None) -> tuple[str, str]:
+    """Return the name of a row's saga, empty if that is none, and the verdict about it."""
     return saga.name if saga else "", _verdict_of(row)
 
 

@@ -11,6 +11,7 @@ import pytest
 from celery import Celery, signature
 
 from celery_sagas import Failure, Saga
+from celery_sagas.core.deferred import Deferred
 from celery_sagas.errors import StoreUnavailable, UnreadableState
 from celery_sagas.operate.doctor.facts import Broker, Code, Relay, Worker, Workers
 from celery_sagas.operate.explain import LATE_MS
@@ -451,3 +452,66 @@ def test_unknown_saga(app: Celery, shop: Any) -> None:
     result = run(app, "stuck", "odrer")
     assert result.exit_code == 1
     assert "unknown saga odrer" in result.output
+
+
+@pytest.fixture
+def reads(app: Celery, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many instances were asked for at once, each time."""
+    counts, instances = list[int](), type(backend_of(app).instances)
+    read = instances.read
+
+    def counted(self: Any, name: str, ids: Sequence[str]) -> Any:
+        counts.append(len(ids))
+        return read(self, name, ids)
+
+    monkeypatch.setattr(instances, "read", counted)
+    return counts
+
+
+def test_instances_are_read_at_once_and_no_more_than_may_be_shown(app: Celery, shop: Any, reads: list[int]) -> None:
+    """Each may have a megabyte."""
+    for number in range(9):
+        shop.place(str(number), after=60)
+        due(app, str(number))
+    for limit, at_once in ((2, [2]), (9, [9]), (50, [9])):
+        reads.clear()
+        assert len(facts(app, "stuck", "--limit", str(limit))) == min(limit, 9)
+        assert reads == at_once
+
+
+def test_so_many_instances_are_read_at_most(app: Celery, shop: Any, monkeypatch: pytest.MonkeyPatch, reads: list[int]) -> None:
+    monkeypatch.setattr("celery_sagas.operate.stuck._READ", 4)
+    for number in range(6):
+        shop.place(str(number), after=60)
+        due(app, str(number))
+    result = run(app, "stuck", "--json")
+    assert (len(result.stdout.splitlines()), sum(reads)) == (4, 4)
+    assert result.stderr.startswith("There may be more")
+
+
+def test_instance_with_a_message_of_a_step_that_is_gone(app: Celery, shop: Any) -> None:
+    """Its other messages have its key all the same."""
+    shop.place("1", after=60)
+    due(app, "1")
+    put(app, "{}", lambda id: Outgoing(id, "scheduled", "other id", "order.remind", "{}", 2), key="1", step="purchase.remind")
+    assert [row["key"] for row in facts(app, "stuck") if row["saga"] == "order"] == ["1"]
+
+
+@pytest.mark.parametrize("lists_instances", [True, False])
+def test_message_that_waits_with_its_instance(
+    app: Celery, shop: Any, lists_instances: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has come: it is no trouble, and those that have not come are."""
+    monkeypatch.setattr(type(backend_of(app)), "has_instances", lists_instances)
+    shop.place("1", after=60)
+    due(app, "1")
+    waits = Deferred("id of order 1", "order.remind", 1, "id of order 1", "{}").to_json()
+    put(app, json.dumps({"format": 1, "deferred": [waits]}), key="1")
+    assert facts(app, "stuck") == []
+    put(
+        app,
+        json.dumps({"format": 1, "deferred": [waits]}),
+        lambda id: Outgoing(id, "scheduled", "other", "order.remind", "{}", 2),
+        key="1",
+    )
+    assert [row["since"] for row in facts(app, "stuck")] == [2]

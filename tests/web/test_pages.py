@@ -210,6 +210,10 @@ def test_a_page_looks_at_a_bounded_number(shop: Celery, visitor: Visitor, monkey
     for _ in range(7):
         backend.dead.add(dead_letter()._replace(error="KeyError"))
     assert "There may be more" not in visitor().get("/stuck").text
+    overview = visitor().get("/", headers=JSON).json()
+    assert overview["more"] is True  # of each kind five are shown
+    assert overview["backends"][0]["untaken"] == [f"mail.write_{number}" for number in range(7)]
+    assert overview["backends"][0]["may_be_more_untaken"] is False
     monkeypatch.setattr("celery_sagas.operate.choosing.MOST", 2)
     for page in ("stuck", "overview", "listing"):
         monkeypatch.setattr(f"celery_sagas.web.pages.{page}.LOOKED_AT", 4)

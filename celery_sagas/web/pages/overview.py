@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from celery_sagas.operate.counting import counts_of, of_sagas, of_switch, untaken_facts
+from celery_sagas.operate.counting import of_messages, of_sagas, of_switch, of_untaken
 from celery_sagas.operate.doctor import Level, diagnose
 from celery_sagas.operate.stuck import Look, each_once
 from celery_sagas.operate.switching import held_in
@@ -37,7 +37,7 @@ def _read(visit: Visit) -> dict[str, Any]:
         troubles = look.troubles()
         return {
             "sagas": list(of_sagas(backend, sagas)),
-            "backend": {**counts_of(backend), **untaken_facts(look.untaken, look.cut)},
+            "backend": {**of_messages(backend), **of_untaken(look.untaken, look.cut)},
             "held": list(map(of_switch, held_in(backend))),
             "troubles": troubles,
             "more": bool(look.cut),
