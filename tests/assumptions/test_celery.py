@@ -128,12 +128,13 @@ class TestInternals:
         with pytest.raises(Failure):
             app.finalize()
 
-    def test_attribute_error_of_the_last_callback_passes(self, app: Celery) -> None:
+    def test_attribute_error_of_the_last_callback_is_raised_as_another(self, app: Celery) -> None:
         """Celery takes one for the sign of what is no promise, and drops it."""
         celery_internals.after_all_tasks(app, lambda app: app.no_such_attribute)
 
-        with pytest.raises(RuntimeError, match=r"the tasks of .+ cannot be registered: .+no_such_attribute"):
+        with pytest.raises(RuntimeError, match=r"the tasks of .+ cannot be registered: .+no_such_attribute") as caught:
             app.finalize()
+        assert isinstance(caught.value.__cause__, AttributeError)
 
     def test_looking_at_registered_tasks_finalises_nothing(self, app: Celery) -> None:
         assert celery_internals.registered(app, "x") is None

@@ -1,5 +1,6 @@
 """Pages of the web view among a million instances, many dead letters, and messages that no relay takes."""
 
+import json
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -11,7 +12,7 @@ from celery_sagas import Saga
 from celery_sagas.operate import Operator
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import Outgoing
-from celery_sagas.testing.samples import dead_letter, send
+from celery_sagas.testing.samples import dead_letter, effects, entry, new_record, send
 from celery_sagas.web import Access, asgi
 from celery_sagas.worker.runtime import runtime_of
 from tests.benchmarks.bench_listing import SIZE, Watched, _filled, _milliseconds
@@ -21,6 +22,8 @@ from tests.benchmarks.conftest import Report
 OVERVIEW_BAR, BAR = 150, 100
 #: How many dead letters, and messages that no relay has taken; how many a commit writes.
 LETTERS, WAITING, AT_ONCE = SIZE // 100, SIZE // 10, 500
+#: How many instances with a late message have a large state, of how many characters.
+LARGE, CHARACTERS = 50, 100_000
 
 
 class Order(Saga, correlate_by="name", search_by="status", name="order"):
@@ -64,7 +67,11 @@ def test_pages_among_a_million(report: Report, tmp_path: Path, engine: str, monk
 
 
 def _leave_behind(backend: Backend) -> None:
-    """Leave messages that were due long ago, and dead letters."""
+    """Leave messages that were due long ago, the first of them those of large instances, and dead letters."""
+    for key in map(str, range(LARGE)):
+        new = new_record(key, names=("watched",), data=json.dumps({"name": key, "notes": "x" * CHARACTERS}), pending="{}")
+        late = Outgoing(f"late {key}", "scheduled", f"late id {key}", "watched.remind", "{}", 1)
+        backend.sagas.insert(new, effects(new, late, line=entry(new, step="watched.watch")))
     rows = (Outgoing(f"row {number}", "sent", f"id {number}", "mail.write", "{}", number + 1) for number in range(WAITING))
     while part := list(islice(rows, AT_ONCE)):
         send(backend, *part)
