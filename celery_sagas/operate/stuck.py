@@ -126,22 +126,24 @@ class Look:
     def _of_rows(self, now: int) -> Iterator[Trouble]:
         """Yield the messages that were not handled for long, cannot be published, or that no relay has taken."""
         rows = LateRows(self.backend, now - self.late_ms, self.looked_at)
-        owners, shown, told = _Owners(self.backend), Counter[tuple[str, str]](), set[tuple[str, str]]()
+        owners, shown, told = _Owners(self.backend), Counter[tuple[str, str]](), set[tuple[str, str, str]]()
         for page in self._pages(rows):
             self.untaken.update(row.task for row, _ in page if not row.tried_at)
             owners.read((row, saga) for row, saga in page if shown[_kind(row, saga)] < self.limit)
             for row, saga in page:
                 kind = name, verdict = _kind(row, saga)
-                if row.message_id in owners.waiting or (row.instance_id, verdict) in told:
+                about = name, verdict, row.instance_id
+                if row.message_id in owners.waiting or about in told:
                     continue
-                if shown[kind] == self.limit or row.instance_id not in owners.keys:
+                key = owners.key_of(row, saga)
+                if shown[kind] == self.limit or key is None:
                     self.cut.add("limit")
                     continue
                 shown[kind] += 1
                 if row.instance_id:  # which may have a thousand timeouts
-                    told.add((row.instance_id, verdict))
+                    told.add(about)
                 since = row.tried_at or row.due_at or row.available_at
-                subject = name, owners.keys[row.instance_id], row.instance_id, since, now - since, row.task
+                subject = name, key, row.instance_id, since, now - since, row.task
                 yield Trouble(verdict, *subject, 1, _sentence(row, now))
         self.cut.update(rows.cut)
 
@@ -203,21 +205,23 @@ class _Owners:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self.keys = dict[str, str]()  #: by their ids; empty: it is gone, or cannot be read
+        self._keys = dict[str, str]()  # by their ids
         self.waiting = set[str]()  #: the ids of the messages that have come, and wait with them
 
     def read(self, rows: Iterable[_Owned]) -> None:
         """Read the instances of messages, up to ``_READ`` in all."""
-        unread = dict[str, SagaDefinition | None]()
-        for row, saga in rows:
-            if row.instance_id not in self.keys:
-                unread[row.instance_id] = unread.get(row.instance_id) or saga  # the step of another message may be gone
-        unread = dict(islice(unread.items(), _READ - len(self.keys)))
-        self.keys |= dict.fromkeys(unread, "")
-        for saga in filter(None, set(unread.values())):
-            for record in self._records(saga, [id for id, owner in unread.items() if id and owner == saga]):
-                self.keys[record.id] = record.key
+        named = ((row.instance_id, saga) for row, saga in rows if row.instance_id and saga)
+        unread = {id: saga for id, saga in named if id not in self._keys}
+        unread = dict(islice(unread.items(), _READ - len(self._keys)))
+        self._keys |= dict.fromkeys(unread, "")
+        for saga in set(unread.values()):
+            for record in self._records(saga, [id for id, owner in unread.items() if owner == saga]):
+                self._keys[record.id] = record.key
                 self.waiting |= waiting_with(record)
+
+    def key_of(self, row: OutboxGlance, saga: SagaDefinition | None) -> str | None:
+        """Return the key of a message's instance; empty: there is none that can be read; ``None``: it was not read."""
+        return self._keys.get(row.instance_id, None if saga and row.instance_id else "")
 
     def _records(self, saga: SagaDefinition, ids: Sequence[str]) -> Iterator[Record]:
         """Yield the instances with some ids, without those that are gone or cannot be read."""
@@ -234,7 +238,7 @@ def each_once(troubles: Iterable[Trouble]) -> list[Trouble]:
     """Return troubles without those of an instance that one before them is about, and without repeats of any."""
     first = dict[object, Trouble]()
     for trouble in troubles:
-        about = (trouble.saga, trouble.key) if trouble.key else trouble.id or trouble._replace(for_ms=0)
+        about = (trouble.saga, trouble.key) if trouble.saga and trouble.key else trouble.id or trouble._replace(for_ms=0)
         first.setdefault(about, trouble)
     return list(first.values())
 

@@ -489,12 +489,27 @@ def test_so_many_instances_are_read_at_most(app: Celery, shop: Any, monkeypatch:
     assert result.stderr.startswith("There may be more")
 
 
-def test_instance_with_a_message_of_a_step_that_is_gone(app: Celery, shop: Any) -> None:
-    """Its other messages have its key all the same."""
+@pytest.mark.parametrize("gone_at", [1, 3])
+@pytest.mark.parametrize("limit", ["1", "50"])
+def test_instance_with_a_message_of_a_step_that_is_gone(app: Celery, shop: Any, limit: str, gone_at: int) -> None:
+    """Its other messages have its key all the same, whichever comes first, and however many are looked at at once."""
     shop.place("1", after=60)
-    due(app, "1")
-    put(app, "{}", lambda id: Outgoing(id, "scheduled", "other id", "order.remind", "{}", 2), key="1", step="purchase.remind")
-    assert [row["key"] for row in facts(app, "stuck") if row["saga"] == "order"] == ["1"]
+    due(app, "1", at=2)
+    put(app, "{}", lambda id: Outgoing(id, "scheduled", "other", "order.remind", "{}", gone_at), key="1", step="purchase.remind")
+    found = {row["saga"]: row for row in facts(app, "stuck", "--limit", limit)}
+    assert found["order"]["key"] == "1"
+    assert found[""]["id"] == found["order"]["id"]
+
+
+def test_instances_with_one_key_and_messages_of_steps_that_are_gone(app: Celery, shop: Any) -> None:
+    """They are of two sagas: neither hides the other."""
+    shop.place("1", after=60)
+    shop.write("1", until=[60], asks=[])
+    for saga in ("order", "letter"):
+        due(app, "1", saga=saga)
+        message = "scheduled", f"other of {saga}", f"{saga}.remind", "{}", 2
+        put(app, "{}", lambda id, message=message: Outgoing(id, *message), key="1", saga=saga, step="purchase.remind")
+    assert sorted(row["saga"] for row in facts(app, "stuck")) == ["", "", "letter", "order"]
 
 
 @pytest.mark.parametrize("lists_instances", [True, False])
