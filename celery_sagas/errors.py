@@ -5,7 +5,8 @@ Celery's JSON result backend rebuild it as ``cls(*exc.args)``. The text is made 
 the same object, as for every exception.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import ClassVar, Final
@@ -51,6 +52,29 @@ class ConfigurationError(SagaError):
 
     def __str__(self) -> str:
         return _sentences(self.problem, self.remedy)
+
+
+class MissingExtra(ConfigurationError, ImportError):
+    """Raised when a package cannot be imported that an extra installs."""
+
+
+@contextmanager
+def needs_extra(extra: str, what: str) -> Iterator[None]:
+    """Say which extra is to be installed, if something cannot be imported meanwhile.
+
+    Args:
+        extra: Its name.
+        what: What it installs, or what needs it, as the subject of a sentence.
+
+    Raises:
+        MissingExtra: A package cannot be imported.
+    """
+    try:
+        yield
+    except MissingExtra:
+        raise
+    except ImportError as exc:
+        raise MissingExtra(f"{what} cannot be imported ({exc})", f'Run pip install "celery-sagas[{extra}]"') from exc
 
 
 class UnsafeBackend(ConfigurationError):

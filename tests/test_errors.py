@@ -17,6 +17,7 @@ from celery_sagas.errors import Retry, SagaError
 SAMPLES = {
     errors.SagaError: ("text",),
     errors.ConfigurationError: ("saga_prefix is empty", "Set it to a name"),
+    errors.MissingExtra: ("starlette cannot be imported", 'Run pip install "celery-sagas[web]"'),
     errors.UnsafeBackend: ("Redis may evict sagas", "Set maxmemory-policy to noeviction"),
     errors.DefinitionError: ("Order", "correlate_by names no field", "Name one of: order_id"),
     errors.MisuseError: ("a step was called inside a step", "Use order.send"),

@@ -121,14 +121,19 @@ def test_importing_the_package_loads_no_driver():
     [
         ("celery_sagas.web", "starlette", "web"),
         ("celery_sagas.web", "jinja2", "web"),
+        ("celery_sagas.web.serving", "uvicorn", "web"),
         ("celery_sagas.telemetry.tracing", "opentelemetry", "otel"),
+        ("celery_sagas.telemetry.metrics", "opentelemetry", "otel"),
+        ("celery_sagas.telemetry.prometheus_store", "prometheus_client", "prometheus"),
         ("celery_sagas.contrib.fernet", "cryptography", "encryption"),
     ],
 )
 def test_extra_that_is_not_installed(module: str, missing: str, extra: str):
     script = f"import sys; sys.modules[{missing!r}] = None; import {module}"
     failed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert failed.stderr.splitlines()[-1].endswith(f'Run pip install "celery-sagas[{extra}]".')
+    error = failed.stderr.splitlines()[-1]
+    assert error.startswith("celery_sagas.errors.MissingExtra: ")
+    assert error.endswith(f'Run pip install "celery-sagas[{extra}]".')
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.breaks)

@@ -1,19 +1,17 @@
 """``celery sagas web``: the web view, served for a browser on this machine, or behind a proxy."""
 
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
-from typing import Any, Final
+from typing import Any
 
 import click
 
 from celery_sagas.cli import tables
 from celery_sagas.cli.acts import ACTOR
 from celery_sagas.cli.app import opened
-from celery_sagas.errors import ConfigurationError
+from celery_sagas.errors import MissingExtra
 from celery_sagas.operate.actors import default_actor
 
 Network = IPv4Network | IPv6Network
-
-_EXTRA: Final = 'the web view needs packages that are not installed: pip install "celery-sagas[web]"'
 
 
 def _address(context: click.Context, parameter: click.Parameter, listen: str) -> tuple[str, int]:
@@ -54,8 +52,8 @@ def web(context: click.Context, /, **options: Any) -> None:
     """
     try:
         from celery_sagas.web import serving
-    except (ConfigurationError, ImportError) as exc:
-        raise click.ClickException(_EXTRA) from exc
+    except MissingExtra as exc:
+        raise click.ClickException(tables.sentence(str(exc))) from exc
     _serve(context, serving, **options)
 
 

@@ -12,15 +12,10 @@ from hashlib import sha256
 from hmac import compare_digest
 from typing import Final
 
-from celery_sagas.errors import ConfigurationError
+from celery_sagas.errors import ConfigurationError, needs_extra
 
-try:
+with needs_extra("encryption", "cryptography, with which celery_sagas.contrib.fernet encrypts,"):
     from cryptography.fernet import Fernet, InvalidToken, MultiFernet
-except ImportError as exc:
-    raise ConfigurationError(
-        f"cryptography, with which celery_sagas.contrib.fernet encrypts, cannot be imported ({exc})",
-        'Run pip install "celery-sagas[encryption]"',
-    ) from exc
 
 #: The environment variable that has the keys.
 VARIABLE: Final = "SAGA_FERNET_KEYS"

@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Final, Protocol
 from urllib.parse import parse_qsl
 
-from celery_sagas.errors import ConfigurationError
+from celery_sagas.errors import ConfigurationError, needs_extra
 from celery_sagas.stores.ports import Backend
 
 #: The entry points of other packages: the name is the scheme, the object is called as ``OpenBackend`` says.
@@ -56,13 +56,8 @@ class _Adapter:
 
     def load(self) -> OpenBackend:
         """Import the adapter and its driver."""
-        try:
+        with needs_extra(self.extra, f"the driver {self.driver} of the saga backend"):
             import_module(self.driver or self.module)
-        except ImportError as exc:
-            raise ConfigurationError(
-                f"the driver {self.driver} of the saga backend cannot be imported ({exc})",
-                f'Run pip install "celery-sagas[{self.extra}]"',
-            ) from exc
         opener: OpenBackend = getattr(import_module(self.module), self.name)
         return opener
 

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 from celery import Celery, bootsteps, signals
 
-from celery_sagas.errors import ConfigurationError
+from celery_sagas.errors import ConfigurationError, needs_extra
 from celery_sagas.settings import Settings, read_settings
 from celery_sagas.telemetry.heartbeat import BEAT_S, Heartbeat, is_busy_in
 from celery_sagas.telemetry.multiprocess import Folder
@@ -53,11 +53,8 @@ class ServeMetrics(bootsteps.StartStopStep):
         if processes_of(worker) > 1:
             self._folder = Folder()
             atexit.register(self._folder.close)
-        try:
+        with needs_extra("prometheus", "saga_metrics is set, and prometheus_client"):
             counters: Any = import_module("celery_sagas.telemetry.prometheus")
-        except ImportError as exc:
-            problem = f"saga_metrics is set, and prometheus_client cannot be imported ({exc})"
-            raise ConfigurationError(problem, 'Run pip install "celery-sagas[prometheus]"') from exc
         serving: Any = import_module("celery_sagas.telemetry.serving")  # which a process that only sends does without
         counters.count()
         beside = self._folder.fold if self._folder else lambda: None

@@ -5,11 +5,13 @@ A label has a name of the code: never a key, an id or what a message says.
 
 from typing import Any
 
-from opentelemetry import metrics
-
+from celery_sagas.errors import needs_extra
 from celery_sagas.observers import observers
 from celery_sagas.telemetry.flushing import flush_at_end
 from celery_sagas.telemetry.signalled import count_signals, unfailing
+
+with needs_extra("otel", "OpenTelemetry"):
+    from opentelemetry import metrics
 
 #: The name of the meter.
 METER = "celery_sagas"

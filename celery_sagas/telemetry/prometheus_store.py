@@ -8,18 +8,20 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Final, NamedTuple
 
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
-
 from celery_sagas.connections import BRIEF
 from celery_sagas.core.pending import PAUSED
 from celery_sagas.core.registry import registry
+from celery_sagas.errors import needs_extra
 from celery_sagas.operate.choosing import count_late
 from celery_sagas.operate.explain import LATE_MS
 from celery_sagas.operate.groups import grouped
 from celery_sagas.stores.instances import MOST
 from celery_sagas.stores.ports import Backend
 from celery_sagas.worker.runtime import Runtime
+
+with needs_extra("prometheus", "prometheus_client"):
+    from prometheus_client.core import GaugeMetricFamily, Metric
+    from prometheus_client.registry import Collector
 
 logger = logging.getLogger("celery_sagas")
 

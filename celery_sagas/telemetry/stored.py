@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from celery_sagas.errors import ConfigurationError
+from celery_sagas.errors import needs_extra
 from celery_sagas.worker.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -14,13 +14,10 @@ def registry_of(runtime: Runtime) -> "CollectorRegistry":
     """Return a registry with the gauges of what an app has stored.
 
     Raises:
-        ConfigurationError: prometheus_client is not installed.
+        MissingExtra: prometheus_client is not installed.
     """
-    try:
+    with needs_extra("prometheus", "prometheus_client"):
         client, store = import_module("prometheus_client"), import_module("celery_sagas.telemetry.prometheus_store")
-    except ImportError as exc:
-        problem = f"prometheus_client cannot be imported ({exc})"
-        raise ConfigurationError(problem, 'Run pip install "celery-sagas[prometheus]"') from exc
     registry: CollectorRegistry = client.CollectorRegistry(auto_describe=False)
     registry.register(store.StoreCollector(runtime))
     return registry

@@ -7,20 +7,18 @@ from weakref import WeakKeyDictionary
 
 from celery import Celery, Task, signals
 
-from celery_sagas.errors import ConfigurationError
+from celery_sagas.errors import needs_extra
 from celery_sagas.telemetry.flushing import flush_at_end
 from celery_sagas.worker.celery_internals import running_requests
 from celery_sagas.worker.headers import texts_of
 from celery_sagas.worker.runtime import runtime_of
 from celery_sagas.worker.tracing import trace_with
 
-try:
+with needs_extra("otel", "OpenTelemetry"):
     from opentelemetry import context as contexts
     from opentelemetry import propagate, trace
 
     from celery_sagas.telemetry.spans import MessageSpan, Origin
-except ModuleNotFoundError as exc:
-    raise ConfigurationError(f"OpenTelemetry cannot be imported ({exc})", 'Run pip install "celery-sagas[otel]"') from exc
 
 #: What OpenTelemetry calls brokers, by kombu's names; others are called as kombu calls them.
 _SYSTEMS = {"amqp": "rabbitmq", "sqs": "aws_sqs", "gcpubsub": "gcp_pubsub"}

@@ -6,16 +6,19 @@ from contextlib import suppress
 from functools import partial
 from ipaddress import IPv4Network, IPv6Network
 
-import uvicorn
 from celery import Celery
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import Mount, Route
 
+from celery_sagas.errors import needs_extra
 from celery_sagas.web.access import Access, Level
 from celery_sagas.web.asgi import asgi
 from celery_sagas.web.security import LOOPBACK, Guard
 from celery_sagas.web.sessions import Sessions, named_by_proxy
+
+with needs_extra("web", "the web view"):
+    import uvicorn
 
 
 def with_links(app: Celery, access: Access, has_link: Callable[[str], object]) -> Starlette:

@@ -77,8 +77,9 @@ def test_a_port_that_is_taken(app: Celery, served: list[Any]) -> None:
 
 
 def test_packages_are_missing(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "celery_sagas.web", None)
-    monkeypatch.delitem(sys.modules, "celery_sagas.web.serving", raising=False)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "celery_sagas.web.serving")
+    monkeypatch.delattr("celery_sagas.web.serving")
     result = run(app, "web")
     assert result.exit_code == 1
-    assert 'pip install "celery-sagas[web]"' in result.output
+    assert 'uvicorn halted; None in sys.modules). Run pip install "celery-sagas[web]".' in result.output

@@ -11,14 +11,18 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.crypto import salted_hmac
 from django.views.decorators.csrf import csrf_exempt
-from starlette.applications import Starlette
-from starlette.datastructures import Headers
-from starlette.requests import Request
-from starlette.types import Message
 
-from celery_sagas.web.access import LEVELS, NOBODY, Access
-from celery_sagas.web.asgi import T, application
+from celery_sagas.errors import needs_extra
 from celery_sagas.worker.celery_internals import current_app
+
+with needs_extra("web", "the web view"):
+    from starlette.applications import Starlette
+    from starlette.datastructures import Headers
+    from starlette.requests import Request
+    from starlette.types import Message
+
+    from celery_sagas.web.access import LEVELS, NOBODY, Access
+    from celery_sagas.web.asgi import T, application
 
 #: Where Starlette's request has the one of Django.
 _DJANGO: Final = "celery_sagas.django"
