@@ -40,9 +40,9 @@ class NewApp(Protocol):
 
 @contextmanager
 def definitions_of_their_own() -> Iterator[None]:
-    """Have sagas, steps and shared tasks be known meanwhile, and no others: they are global to a process, as apps are.
+    """Put aside sagas, steps and apps, which are global to a process, and forget afterwards what was defined meanwhile.
 
-    No other app is active or current: Celery gives a shared task at once to each active one that is finalised, which keeps it.
+    Shared tasks are forgotten, too. No other app is active: Celery gives a new one at once to each that is finalised.
     """
     kept = dict(registry.sagas), dict(registry.steps), dict(registry.aggregators), list(registry.subscribers)
     shared, apps, default = set(_state._on_app_finalizers), _state._apps, _state.default_app

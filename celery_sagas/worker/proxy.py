@@ -32,7 +32,7 @@ else:
         def __class__(self) -> type:
             """The task's class; a stand-in while the app has no task: pydantic checks the class of every object in a module.
 
-            It has none before it is finalised, nor if it was closed before the task was defined, and is the current one still.
+            The app has none before it is finalised, nor if it was closed before the task was defined.
             """
             app = present_app()
             task = registered(app, self.name) if app is not None and app.finalized else None

@@ -144,8 +144,8 @@ class Worker:
     def has_done_all(self, at_least: int) -> bool:
         """Whether it has received so many messages, and each that it has received has succeeded, by its log."""
         log = self.log
-        received = set(_RECEIVED.findall(log))
-        return len(received) >= at_least and received.issubset(_DONE.findall(log))
+        received, done = _RECEIVED.findall(log), _DONE.findall(log)
+        return len(received) >= at_least and set(received) <= set(done)
 
     def freeze(self) -> None:
         """Have it stand still, its pool included: it runs nothing and starts nothing."""
@@ -336,14 +336,15 @@ class Deployment:
             return int(channel.client.zcard(channel.unacked_index_key))
 
     def wait_idle(self, worker: Worker, at_least: int = 0) -> None:
-        """Wait until nothing is in the queues, and all is done that a worker, the only one, has received.
+        """Wait until nothing is in the queues, and all that a worker, the only one, has received has succeeded.
 
         Args:
             worker: One that stops hands back what it has not begun. What that is RabbitMQ does not tell; the worker's log does.
-            at_least: How many messages were in the queues when it started.
+            at_least: How many messages were in the queues when it started: its log has them some milliseconds after they left.
         """
         wait_until(
-            lambda: worker.has_done_all(at_least) and self.queued() + self.unacknowledged() == 0,
+            # the queues first: what leaves them meanwhile is in the log
+            lambda: self.queued() + self.unacknowledged() == 0 and worker.has_done_all(at_least),
             lambda: f"{self.queued()} messages in the queues, {self.unacknowledged()} unacknowledged\n{worker.log[-8_000:]}",
         )
 

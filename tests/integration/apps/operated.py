@@ -18,8 +18,8 @@ __all__ = ["app"]
 _ACTS = int(os.environ.get("CELERY_SAGAS_TEST_ACTS", "0"))
 #: After so many acts the process is killed, somewhere in those that follow.
 _LAST = int(os.environ.get("CELERY_SAGAS_TEST_LAST_ACT", "0"))
-#: How long they take at least. Seconds.
-_FEW_S = 0.005
+#: How soon after that. Seconds: the others take longer.
+_SOON_S = 0.005
 _GO: Path = FOLDER / "go"
 _done: list[str] = []
 
@@ -29,7 +29,7 @@ def wait_for_test(sender: object, done: tuple[str, ...], **_: object) -> None:
     """Note how many acts there were, and wait until the test says so; or be killed."""
     _done.append(done[1])
     if len(_done) == _LAST:
-        Timer(uniform(0, _FEW_S), os.kill, (os.getpid(), signal.SIGKILL)).start()
+        Timer(uniform(0, _SOON_S), os.kill, (os.getpid(), signal.SIGKILL)).start()
     if len(_done) == _ACTS:
         note("acts", str(_ACTS))
         while not _GO.exists():
