@@ -35,7 +35,7 @@ else:
             The app has none before it is finalised, nor if it was closed before the task was defined.
             """
             app = present_app()
-            task = registered(app, self.name) if app is not None and app.finalized else None
+            task = None if app is None else registered(app, self.name)
             return type(self)._stand_in if task is None else task.__class__
 
         @property
