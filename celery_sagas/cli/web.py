@@ -1,14 +1,12 @@
 """``celery sagas web``: the web view, served for a browser on this machine, or behind a proxy."""
 
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
-from typing import Any
 
 import click
 
 from celery_sagas.cli import tables
 from celery_sagas.cli.acts import ACTOR
 from celery_sagas.cli.app import opened
-from celery_sagas.errors import MissingExtra
 from celery_sagas.operate.actors import default_actor
 
 Network = IPv4Network | IPv6Network
@@ -44,22 +42,9 @@ def _networks(context: click.Context, parameter: click.Parameter, given: tuple[s
 @click.option("--host", "hosts", multiple=True, metavar="NAME", help="Behind a proxy: the name by which browsers reach it.")
 @ACTOR
 @click.pass_context
-def web(context: click.Context, /, **options: Any) -> None:
-    """Show all this in a browser: instances, what does not go on, dead letters, activity and audit.
-
-    It prints a link, which lets one browser in; then another one. It listens on this machine alone, unless a proxy stands before
-    it that knows who comes: --behind-proxy with --trust and --host.
-    """
-    try:
-        from celery_sagas.web import serving
-    except MissingExtra as exc:
-        raise click.ClickException(tables.sentence(str(exc))) from exc
-    _serve(context, serving, **options)
-
-
-def _serve(
+def web(
     context: click.Context,
-    serving: Any,
+    /,
     *,
     listen: tuple[str, int],
     may_act: bool,
@@ -68,13 +53,20 @@ def _serve(
     hosts: tuple[str, ...],
     actor: str | None,
 ) -> None:
+    """Show all this in a browser: instances, what does not go on, dead letters, activity and audit.
+
+    It prints a link, which lets one browser in; then another one. It listens on this machine alone, unless a proxy stands before
+    it that knows who comes: --behind-proxy with --trust and --host.
+    """
     address, port = listen
     if header is None and not ip_address(address).is_loopback:
         raise click.UsageError(f"{address} is open to others: give --behind-proxy HEADER, --trust CIDR and --host NAME, too")
     if bool(header) != bool(networks) or bool(header) != bool(hosts):
         raise click.UsageError("--behind-proxy, --trust and --host belong together")
-    level = "act" if may_act else "read"
     with opened(context) as runtime:
+        from celery_sagas.web import Access, Level, serving  # which may say that an extra is missing
+
+        level: Level = "act" if may_act else "read"
         try:
             listening = serving.bound(address, port)
         except OSError as exc:
@@ -84,6 +76,6 @@ def _serve(
             site = serving.behind_proxy(runtime.app, header, networks, level, hosts)
             click.echo(f"Listening on {url} for whom a proxy names in {header}.")
         else:
-            access = serving.Access(level, default_actor() if actor is None else actor)
+            access = Access(level, default_actor() if actor is None else actor)
             site = serving.with_links(runtime.app, access, lambda link: click.echo(f"Open {url}{link}"))
         serving.serve(site, listening)
